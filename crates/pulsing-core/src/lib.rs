@@ -1,0 +1,32 @@
+//! The Pulsing runtime, usable from Rust alone.
+//!
+//! | module      | holds                                                                    |
+//! |-------------|--------------------------------------------------------------------------|
+//! | [`actor`]   | the [`Actor`](actor::Actor) trait, mailboxes, contexts                    |
+//! | [`system`]  | [`System`]: start, spawn, resolve, call, stop                             |
+//! | [`cluster`] | membership and registry as pure state machines: no sockets, clocks, tasks |
+//! | [`net`]     | one listener, links, framing, stream credit                               |
+//! | [`observe`] | counters and the read-only HTTP endpoints                                 |
+//!
+//! The promises this crate keeps are numbered in `docs/architecture.md`; comments cite them (R1, M4, ...).
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod actor;
+pub mod call;
+pub mod cluster;
+pub mod error;
+pub mod id;
+pub mod net;
+pub mod observe;
+pub mod payload;
+pub mod stream;
+pub mod system;
+
+pub use call::{Call, CallHandle, CallOptions, Mode, Reply, ReplyEvent, ReplySink, Responder};
+pub use error::{AppError, Error, Result, StateChange};
+pub use id::{ActorId, NodeId};
+pub use payload::{Codec, Payload};
+pub use stream::{Credit, ItemStream, StreamSink};
+pub use system::{ActorSpec, Endpoint, Instance, Member, MemberState, Security, System, SystemConfig, Target};

@@ -1,0 +1,4 @@
+//! What a node says about itself.
+
+mod metrics;
+pub use metrics::Metrics;

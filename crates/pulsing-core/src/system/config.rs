@@ -1,0 +1,50 @@
+//! What a node is started with.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Who may send cluster and actor traffic (design section 6).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Security {
+    /// Plaintext, only from this host, and only from processes that prove the per-user secret.
+    #[default]
+    Local,
+    /// Plaintext from anywhere, without proof. Must be asked for on both sides.
+    Insecure,
+}
+
+/// Settings of one node.
+#[derive(Clone, Debug)]
+pub struct SystemConfig {
+    /// `host:port` to listen on; `None` takes an ephemeral port on the interface that reaches the first seed (M6).
+    pub addr: Option<String>,
+    /// `host:port` of nodes to join; none = this is the first node.
+    pub seeds: Vec<String>,
+    /// Name of the cluster; nodes of another name are refused.
+    pub cluster: String,
+    /// Who may connect.
+    pub security: Security,
+    /// File of the per-user secret; `None` = the default place.
+    pub secret_file: Option<PathBuf>,
+    /// How long to wait for the seeds; `None` = for ever.
+    pub join_timeout: Option<Duration>,
+    /// Answer observers (`/health`, `/actors`, ...) on the node's port.
+    pub observe: bool,
+    /// Largest message accepted from a peer, in bytes.
+    pub max_message: u64,
+}
+
+impl Default for SystemConfig {
+    fn default() -> Self {
+        Self {
+            addr: None,
+            seeds: Vec::new(),
+            cluster: "default".to_owned(),
+            security: Security::Local,
+            secret_file: None,
+            join_timeout: Some(Duration::from_secs(10)),
+            observe: true,
+            max_message: 4 << 30,
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! pulsing._core
