@@ -1,4 +1,12 @@
-//! What a node says about itself.
+//! What a node says about itself: counters, and read-only HTTP endpoints on the node's own port.
 
+mod client;
 mod metrics;
-pub use metrics::Metrics;
+mod prometheus;
+mod server;
+mod source;
+
+pub use client::{MAX_BODY, ObserveError, Protocol, Response, get, get_many, get_with};
+pub use metrics::{Counter, Metrics};
+pub use server::serve;
+pub use source::{LocalActor, NodeStatus, ObserveSource, Readiness};
