@@ -1,6 +1,8 @@
 //! Streams of items with credit: a consumer that stops taking suspends its producer (R6).
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -160,7 +162,8 @@ pub struct ItemStream {
 }
 
 impl ItemStream {
-    pub(crate) fn new(events: mpsc::UnboundedReceiver<ReplyEvent>, handle: CallHandle, window: u32) -> Self {
+    /// The stream behind a call whose `StreamStart` has been taken from `events`; `window` items were granted to it.
+    pub fn new(events: mpsc::UnboundedReceiver<ReplyEvent>, handle: CallHandle, window: u32) -> Self {
         Self { events, handle, window, taken: 0, finished: false }
     }
     /// The next item; `None` once the stream is complete.
@@ -168,35 +171,32 @@ impl ItemStream {
     /// # Errors
     /// What the producer failed with, or how the connection to it was lost. Nothing follows an error.
     pub async fn next(&mut self) -> Option<Result<Payload>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+    /// [`next`](Self::next) for those who poll, such as an HTTP body.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Payload>>> {
         if self.finished {
-            return None;
+            return Poll::Ready(None);
         }
-        match self.events.recv().await {
+        let Poll::Ready(event) = self.events.poll_recv(cx) else { return Poll::Pending };
+        let item = match event {
             Some(ReplyEvent::Item(item)) => {
                 self.taken += 1;
                 // Half a window at a time: one grant frame for many items, and the producer never runs dry.
                 if self.taken * 2 >= self.window {
                     self.handle.grant(std::mem::take(&mut self.taken));
                 }
-                Some(Ok(item))
+                return Poll::Ready(Some(Ok(item)));
             }
-            Some(ReplyEvent::Error(error)) => {
-                self.finished = true;
-                Some(Err(error))
-            }
-            Some(ReplyEvent::End) => {
-                self.finished = true;
-                None
-            }
+            Some(ReplyEvent::Error(error)) => Some(Err(error)),
+            Some(ReplyEvent::End) => None,
             Some(ReplyEvent::Value(_) | ReplyEvent::StreamStart) => {
-                self.finished = true;
                 Some(Err(Error::Protocol("a reply arrived inside a stream".to_owned())))
             }
-            None => {
-                self.finished = true;
-                Some(Err(Error::ShutDown))
-            }
-        }
+            None => Some(Err(Error::ShutDown)),
+        };
+        self.finished = true;
+        Poll::Ready(item)
     }
 }
 
