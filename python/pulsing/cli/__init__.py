@@ -1,0 +1,3 @@
+"""The `pulsing` command. Nothing here is public API: run the command, or use `pulsing` from Python."""
+
+__all__: list[str] = []

@@ -1,0 +1,59 @@
+"""Settings: flag > environment > file > default, and every unknown key is an error."""
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from pulsing.cli._errors import CliError, FailureError, MisuseError
+from pulsing.cli._settings import SETTINGS, resolve
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_precedence(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('addr = "f:1"\ncluster = "file"\nseeds = ["a:1", "b:2"]\njoin_timeout = 3\ninsecure = true\n')
+    environ = {"PULSING_ADDR": "e:1", "PULSING_CLUSTER": "env", "PULSING_CONFIG": str(file)}
+    got = resolve({"addr": "c:1", "cluster": None}, None, environ)
+    assert got["addr"] == "c:1"
+    assert got["cluster"] == "env"
+    assert got["seeds"] == ["a:1", "b:2"]
+    assert got["join_timeout"] == 3.0
+    assert got["insecure"] is True
+    assert got["log_level"] == "info"
+
+
+def test_defaults_are_the_table() -> None:
+    assert resolve({}, None, {}) == {setting.name: setting.default for setting in SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "kind", "words"),
+    [
+        ({}, "sedes = 1", MisuseError, "unknown key 'sedes' - did you mean seeds?"),
+        ({}, "seeds = 1", MisuseError, "seeds: 1 is not list[str]"),
+        ({}, "x", MisuseError, "is not TOML"),
+        ({"log_level": "loud"}, "", MisuseError, "--log_level: 'loud' is none of error|warn|info|debug|trace"),
+        ({"join_timeout": "soon"}, "", MisuseError, "--join_timeout: 'soon' is not a float"),
+        ({"join_timeout": "-1"}, "", MisuseError, "0 or more"),
+        ({}, None, FailureError, "cannot read --config"),
+    ],
+)
+def test_refusals(
+    tmp_path: pathlib.Path, flags: dict[str, Any], text: str | None, kind: type[CliError], words: str
+) -> None:
+    file = tmp_path / "node.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(kind) as refused:
+        resolve(flags, str(file), {})
+    assert words in str(refused.value)
+
+
+def test_the_reference_page_is_the_table() -> None:
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `--")]
+    assert [row[0] for row in rows if row[2] != "`PULSING_CONFIG`"] == [f"`--{setting.name}`" for setting in SETTINGS]
+    for row, setting in zip(rows, SETTINGS, strict=False):
+        assert row[2] == f"`{setting.env}`"
