@@ -1,0 +1,388 @@
+//! Named actors of the whole cluster: owner-written, versioned, replicated (M5, R10).
+//!
+//! Each node alone writes its entries; each write takes that node's next version. A write is pushed to every member at once
+//! as a [`Delta`]. What a push missed is repaired: nodes compare [`root`](Registry::root)s now and then, exchange
+//! [`Digest`]s where they differ, and send what the other [`missing`](Registry::missing)s. Any replica may answer for any
+//! owner, since replicas at one version of an owner hold the same entries.
+//!
+//! Invariant: a replica holds, of each owner, the last change of every actor after `floor`, and every live entry at
+//! `version`. Below `floor` tombstones were forgotten, so who is older gets the whole state instead of changes.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use sha2::{Digest as _, Sha256};
+
+use super::delta::{Delta, Digest, Gone, OwnerVersion, Put};
+use crate::id::{ActorId, NodeId};
+
+/// Bytes of metadata, keys and values together, that one entry may publish (R10).
+pub const METADATA_LIMIT: usize = 1024;
+
+/// Tombstones kept of one owner. A replica that misses more changes than this is sent the whole state.
+const TOMBSTONES: usize = 1024;
+/// Node ids remembered as dead, so that late deltas do not raise their entries again.
+const DEAD_IDS: usize = 4096;
+/// Deltas of one owner held back because an earlier one has not come yet.
+const HELD_BACK: usize = 32;
+
+/// One published actor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The name it serves under.
+    pub name: String,
+    /// Instance id; withdrawal is by this alone (R10).
+    pub actor: ActorId,
+    /// Class or type.
+    pub class: String,
+    /// Published metadata, at most [`METADATA_LIMIT`] bytes.
+    pub metadata: BTreeMap<String, String>,
+}
+
+#[derive(Default)]
+struct Owner {
+    version: u64,
+    /// Changes up to here are no longer held one by one.
+    floor: u64,
+    entries: BTreeMap<ActorId, (u64, Entry)>,
+    tombstones: BTreeMap<u64, ActorId>,
+    held_back: Vec<Delta>,
+}
+
+/// The registry of one node: its own entries and replicas of all others'.
+pub struct Registry {
+    me: NodeId,
+    owners: BTreeMap<NodeId, Owner>,
+    by_name: BTreeMap<String, BTreeSet<(NodeId, ActorId)>>,
+    by_actor: HashMap<ActorId, NodeId>,
+    dead: BTreeSet<NodeId>,
+    dead_order: VecDeque<NodeId>,
+}
+
+impl Registry {
+    /// An empty registry of node `me`.
+    pub fn new(me: NodeId) -> Self {
+        Self {
+            me,
+            owners: BTreeMap::from([(me, Owner::default())]),
+            by_name: BTreeMap::new(),
+            by_actor: HashMap::new(),
+            dead: BTreeSet::new(),
+            dead_order: VecDeque::new(),
+        }
+    }
+
+    /// Publishes an actor of this node, or replaces what was published of it. The delta is for every member, at once.
+    ///
+    /// The caller has checked the name and the size of the metadata.
+    pub fn publish(&mut self, entry: Entry) -> Delta {
+        debug_assert!(acceptable(&entry), "the caller checks names and metadata: {entry:?}");
+        let me = self.me;
+        let version = self.mine().version + 1;
+        let put = put(version, &entry);
+        self.insert(me, version, entry);
+        self.step(version, vec![put], Vec::new())
+    }
+
+    /// Withdraws an actor of this node; `None` if it is not published here.
+    pub fn withdraw(&mut self, actor: ActorId) -> Option<Delta> {
+        let me = self.me;
+        if !self.mine().entries.contains_key(&actor) {
+            return None;
+        }
+        let version = self.mine().version + 1;
+        self.remove(me, version, actor);
+        Some(self.step(version, Vec::new(), vec![Gone { version, actor: actor.to_bytes().to_vec() }]))
+    }
+
+    /// Replaces the metadata of an actor of this node; `None` if it is not published here or nothing changes.
+    pub fn update(&mut self, actor: ActorId, metadata: BTreeMap<String, String>) -> Option<Delta> {
+        let (_, entry) = self.mine().entries.get(&actor)?;
+        if entry.metadata == metadata {
+            return None;
+        }
+        let entry = Entry { metadata, ..entry.clone() };
+        Some(self.publish(entry))
+    }
+
+    /// A fingerprint of what is held, equal on two nodes exactly if their digests are (but for a chance of 2^-64).
+    pub fn root(&self) -> u64 {
+        let mut hash = Sha256::new();
+        for (node, owner) in self.owners.iter().filter(|(_, owner)| owner.version > 0) {
+            hash.update(node.to_bytes());
+            hash.update(owner.version.to_be_bytes());
+        }
+        let mut head = [0; 8];
+        head.copy_from_slice(&hash.finalize()[..8]);
+        u64::from_be_bytes(head)
+    }
+
+    /// The version held of each owner.
+    pub fn digest(&self) -> Digest {
+        let line =
+            |(node, owner): (&NodeId, &Owner)| OwnerVersion { node: node.to_bytes().to_vec(), version: owner.version };
+        Digest { owners: self.owners.iter().filter(|(_, owner)| owner.version > 0).map(line).collect() }
+    }
+
+    /// What the sender of `digest` lacks and this node holds, one delta an owner.
+    pub fn missing(&self, digest: &Digest) -> Vec<Delta> {
+        let theirs = digest.versions();
+        self.owners
+            .iter()
+            .filter_map(|(node, owner)| {
+                let have = theirs.get(node).copied().unwrap_or(0);
+                (have < owner.version).then(|| owner.changes_since(*node, have))
+            })
+            .collect()
+    }
+
+    /// Whether the sender of `digest` holds something that this node lacks: then send it this node's own digest.
+    pub fn behind(&self, digest: &Digest) -> bool {
+        digest.versions().into_iter().any(|(node, version)| {
+            node != self.me && !self.dead.contains(&node) && self.owners.get(&node).map_or(0, |o| o.version) < version
+        })
+    }
+
+    /// Owners of whom a delta came whose predecessor is missing: send one of them, or anyone, this node's digest.
+    pub fn gaps(&self) -> Vec<NodeId> {
+        self.owners.iter().filter(|(_, owner)| !owner.held_back.is_empty()).map(|(node, _)| *node).collect()
+    }
+
+    /// Takes over what another node sent; true if something changed. Order and repetition do not matter. A delta that
+    /// breaks the rules of its format, is about this node, or about a dead one is dropped.
+    pub fn apply(&mut self, delta: Delta) -> bool {
+        let Ok(node) = delta.owner() else { return false };
+        if node == self.me || self.dead.contains(&node) || delta.check().is_err() {
+            return false;
+        }
+        let changed = self.apply_one(node, delta);
+        // A filled gap may free what waited behind it, in any order.
+        let mut more = changed;
+        while more {
+            let Some(owner) = self.owners.get_mut(&node) else { break };
+            let version = owner.version;
+            owner.held_back.retain(|held| held.to > version);
+            let Some(next) = owner.held_back.iter().position(|held| held.from <= version) else { break };
+            let held = owner.held_back.swap_remove(next);
+            more = self.apply_one(node, held);
+        }
+        changed
+    }
+
+    /// A node is gone: its entries vanish, and late news of it is ignored until [`node_up`](Self::node_up).
+    pub fn node_down(&mut self, node: NodeId) {
+        if node == self.me {
+            return;
+        }
+        self.forget(node);
+        if self.dead.insert(node) {
+            self.dead_order.push_back(node);
+            if self.dead_order.len() > DEAD_IDS
+                && let Some(oldest) = self.dead_order.pop_front()
+            {
+                self.dead.remove(&oldest);
+            }
+        }
+    }
+
+    /// A node is (again) a member: its entries are accepted, and come by digest.
+    pub fn node_up(&mut self, node: NodeId) {
+        if self.dead.remove(&node) {
+            self.dead_order.retain(|id| *id != node);
+        }
+    }
+
+    /// Drops owners that `is_member` denies, without remembering them as dead: for what came of nodes that never became
+    /// members. This node's own entries stay.
+    pub fn retain(&mut self, mut is_member: impl FnMut(NodeId) -> bool) {
+        let me = self.me;
+        let strangers: Vec<NodeId> =
+            self.owners.keys().copied().filter(|node| *node != me && !is_member(*node)).collect();
+        for node in strangers {
+            self.forget(node);
+        }
+    }
+
+    /// All instances of a name, sorted by node and instance.
+    pub fn lookup(&self, name: &str) -> Vec<(NodeId, Entry)> {
+        self.by_name.get(name).map(|ids| self.resolve(ids)).unwrap_or_default()
+    }
+
+    /// All names with their instances.
+    pub fn names(&self) -> BTreeMap<String, Vec<(NodeId, Entry)>> {
+        self.by_name.iter().map(|(name, ids)| (name.clone(), self.resolve(ids))).collect()
+    }
+
+    /// One actor, wherever it lives.
+    pub fn get(&self, actor: ActorId) -> Option<(NodeId, Entry)> {
+        let node = *self.by_actor.get(&actor)?;
+        self.owners.get(&node)?.entries.get(&actor).map(|(_, entry)| (node, entry.clone()))
+    }
+
+    /// Entries held, of all owners.
+    pub fn len(&self) -> usize {
+        self.owners.values().map(|owner| owner.entries.len()).sum()
+    }
+
+    /// True if no entry is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn mine(&mut self) -> &mut Owner {
+        self.owners.entry(self.me).or_default()
+    }
+
+    /// Closes a local write.
+    fn step(&mut self, version: u64, puts: Vec<Put>, gone: Vec<Gone>) -> Delta {
+        let owner = self.me.to_bytes().to_vec();
+        let mine = self.mine();
+        mine.version = version;
+        mine.forget_old_tombstones();
+        Delta { owner, from: version - 1, to: version, full: false, puts, gone }
+    }
+
+    fn apply_one(&mut self, node: NodeId, delta: Delta) -> bool {
+        let owner = self.owners.entry(node).or_default();
+        let have = owner.version;
+        if delta.to <= have {
+            return false;
+        }
+        if delta.full {
+            self.clear_entries(node);
+        } else if delta.from > have {
+            if owner.held_back.len() < HELD_BACK && !owner.held_back.contains(&delta) {
+                owner.held_back.push(delta);
+            }
+            return false;
+        }
+        let since = if delta.full { 0 } else { have };
+        for gone in delta.gone.iter().filter(|gone| gone.version > since) {
+            if let Ok(actor) = ActorId::from_bytes(&gone.actor) {
+                self.remove(node, gone.version, actor);
+            }
+        }
+        for put in delta.puts.into_iter().filter(|put| put.version > since) {
+            let Ok(actor) = ActorId::from_bytes(&put.actor) else { continue };
+            let entry = Entry { name: put.name, actor, class: put.class, metadata: put.metadata };
+            // The owner's own node refuses such an entry, so no honest replica ever serves it.
+            if acceptable(&entry) {
+                self.insert(node, put.version, entry);
+            }
+        }
+        let owner = self.owners.entry(node).or_default();
+        owner.version = delta.to;
+        if delta.full {
+            owner.floor = delta.to;
+            owner.tombstones.clear();
+        }
+        owner.forget_old_tombstones();
+        true
+    }
+
+    fn insert(&mut self, node: NodeId, version: u64, entry: Entry) {
+        let actor = entry.actor;
+        let owner = self.owners.entry(node).or_default();
+        if owner.entries.get(&actor).is_some_and(|(known, _)| *known > version) {
+            return;
+        }
+        let name = entry.name.clone();
+        if let Some((_, old)) = owner.entries.insert(actor, (version, entry))
+            && old.name != name
+        {
+            self.unname(&old.name, node, actor);
+        }
+        self.by_name.entry(name).or_default().insert((node, actor));
+        self.by_actor.insert(actor, node);
+    }
+
+    fn remove(&mut self, node: NodeId, version: u64, actor: ActorId) {
+        let owner = self.owners.entry(node).or_default();
+        owner.tombstones.insert(version, actor);
+        if owner.entries.get(&actor).is_some_and(|(known, _)| *known < version) {
+            self.drop_entry(node, actor);
+        }
+    }
+
+    fn drop_entry(&mut self, node: NodeId, actor: ActorId) {
+        let Some((_, entry)) = self.owners.get_mut(&node).and_then(|owner| owner.entries.remove(&actor)) else {
+            return;
+        };
+        self.unname(&entry.name, node, actor);
+        if self.by_actor.get(&actor) == Some(&node) {
+            self.by_actor.remove(&actor);
+        }
+    }
+
+    fn unname(&mut self, name: &str, node: NodeId, actor: ActorId) {
+        if let Some(ids) = self.by_name.get_mut(name) {
+            ids.remove(&(node, actor));
+            if ids.is_empty() {
+                self.by_name.remove(name);
+            }
+        }
+    }
+
+    fn clear_entries(&mut self, node: NodeId) {
+        let actors: Vec<ActorId> =
+            self.owners.get(&node).map(|owner| owner.entries.keys().copied().collect()).unwrap_or_default();
+        for actor in actors {
+            self.drop_entry(node, actor);
+        }
+    }
+
+    fn forget(&mut self, node: NodeId) {
+        self.clear_entries(node);
+        self.owners.remove(&node);
+    }
+
+    fn resolve(&self, ids: &BTreeSet<(NodeId, ActorId)>) -> Vec<(NodeId, Entry)> {
+        ids.iter()
+            .filter_map(|(node, actor)| {
+                self.owners.get(node)?.entries.get(actor).map(|(_, entry)| (*node, entry.clone()))
+            })
+            .collect()
+    }
+}
+
+impl Owner {
+    fn changes_since(&self, node: NodeId, have: u64) -> Delta {
+        // A replica without anything needs no tombstones, so the whole state is right for it, too.
+        let full = have == 0 || have < self.floor;
+        let since = if full { 0 } else { have };
+        let puts = self.entries.values().filter(|(version, _)| *version > since).map(|(v, e)| put(*v, e)).collect();
+        let gone = if full {
+            Vec::new()
+        } else {
+            let later = self.tombstones.range(since + 1..);
+            later.map(|(version, actor)| Gone { version: *version, actor: actor.to_bytes().to_vec() }).collect()
+        };
+        Delta { owner: node.to_bytes().to_vec(), from: since, to: self.version, full, puts, gone }
+    }
+
+    fn forget_old_tombstones(&mut self) {
+        while self.tombstones.len() > TOMBSTONES {
+            if let Some((version, _)) = self.tombstones.pop_first() {
+                self.floor = self.floor.max(version);
+            }
+        }
+    }
+}
+
+fn put(version: u64, entry: &Entry) -> Put {
+    Put {
+        version,
+        actor: entry.actor.to_bytes().to_vec(),
+        name: entry.name.clone(),
+        class: entry.class.clone(),
+        metadata: entry.metadata.clone(),
+    }
+}
+
+fn acceptable(entry: &Entry) -> bool {
+    let metadata: usize = entry.metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+    !entry.name.is_empty() && metadata <= METADATA_LIMIT
+}
+
+#[cfg(test)]
+#[path = "registry_tests.rs"]
+mod tests;
