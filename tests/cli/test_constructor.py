@@ -33,7 +33,7 @@ class Engine:
         ratio: float = 0.5,
         hook: Unknown | None = None,
         *,
-        untyped=3,  # noqa: ANN001
+        untyped=3,
     ) -> None:
         pass
 

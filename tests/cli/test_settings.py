@@ -53,7 +53,8 @@ def test_refusals(
 
 def test_the_reference_page_is_the_table() -> None:
     page = (ROOT / "docs/reference/settings.md").read_text()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `--")]
+    lines = [line.strip("|") for line in page.splitlines() if line.startswith("| `--")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     assert [row[0] for row in rows if row[2] != "`PULSING_CONFIG`"] == [f"`--{setting.name}`" for setting in SETTINGS]
     for row, setting in zip(rows, SETTINGS, strict=False):
         assert row[2] == f"`{setting.env}`"

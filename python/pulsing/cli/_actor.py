@@ -1,12 +1,8 @@
 """`pulsing actor`: one node, one actor, until a signal."""
 
 import asyncio
-import contextlib
-import os
-import signal
 import sys
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pulsing.cli import _constructor, _load, _settings

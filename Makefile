@@ -1,0 +1,28 @@
+# `make` alone lists what there is.
+PYTHON ?= python3
+
+.PHONY: help demo test lint unit e2e wheels clean
+
+help:
+	@echo "make demo    from a fresh clone to a streamed answer (about 120 MB from PyPI, no GPU)"
+	@echo "make test    everything CI checks (.ci/run); installs torch once, into a cache"
+	@echo "make lint    rustfmt, clippy, ruff, mypy"
+	@echo "make unit    Rust tests and the Python tests that need no engine"
+	@echo "make e2e     the README's commands as processes, with real engines"
+	@echo "make wheels  manylinux_2_28 wheels (x86_64, aarch64) and an sdist, in dist/"
+	@echo "make clean   removes .venv, .demo, dist and target"
+
+demo:
+	@$(PYTHON) scripts/demo.py
+
+test:
+	@.ci/run
+
+lint unit e2e:
+	@.ci/run $@
+
+wheels:
+	@$(PYTHON) scripts/wheels.py
+
+clean:
+	rm -rf .venv .demo dist target
