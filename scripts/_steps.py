@@ -87,7 +87,7 @@ def prepare() -> pathlib.Path:
         die(f"Pulsing needs Python >= 3.11; this is {sys.version.split()[0]}. Run: PYTHON=python3.11 make demo")
     if shutil.which("cargo") is None:
         die(
-            "Pulsing is built with Rust and there is no cargo in PATH: install it from https://rustup.rs, then try again"
+            "Pulsing is built with Rust and there is no cargo in PATH: install it from https://rustup.rs."
         )
     bin_ = VENV / "bin"
     python = bin_ / "python"
