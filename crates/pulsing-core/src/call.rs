@@ -148,6 +148,17 @@ impl CancelSignal {
             hooks.push(Box::new(hook));
         }
     }
+    /// Resolves when the signal fires.
+    pub async fn cancelled(&self) {
+        let (tx, rx) = tokio::sync::oneshot::channel();
+        self.on_cancel(move || {
+            let _ = tx.send(());
+        });
+        // The sender goes unused when the call ends first: then there is nothing to wait for.
+        if rx.await.is_err() && !self.is_cancelled() {
+            std::future::pending::<()>().await;
+        }
+    }
     /// Fires the signal. Idempotent.
     pub fn fire(&self) {
         let hooks = {

@@ -1,1 +1,23 @@
-//! net
+//! Sockets: one listener a node, links between nodes, and the frames on them.
+//!
+//! ```text
+//! listener -> first byte -> observers (HTTP)
+//!                        -> handshake -> control lane  -> membership and registry
+//!                                     -> small + bulk  -> session (callee's side) -> actors
+//! system   -> link (caller's side): small + bulk lanes dialled to a node
+//! ```
+//! Each node dials its own links: calls go out on them and their replies come back on them.
+
+pub(crate) mod conn;
+pub(crate) mod control;
+pub(crate) mod deadline;
+pub(crate) mod handshake;
+mod inbound;
+pub(crate) mod link;
+pub(crate) mod listener;
+mod outbox;
+pub(crate) mod outcall;
+mod reader;
+pub(crate) mod secret;
+pub(crate) mod session;
+pub mod wire;

@@ -1,8 +1,13 @@
 //! A node: its listener, its actors, its view of the cluster.
 
+mod address;
 mod config;
+mod driver;
 mod endpoint;
+mod join;
 mod node;
+mod observe;
+mod reply;
 mod view;
 
 pub use config::{Security, SystemConfig};

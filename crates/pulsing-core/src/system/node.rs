@@ -1,75 +1,538 @@
 //! [`System`]: the public face of a node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::watch;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
 
-use super::{ActorSpec, Endpoint, Instance, Member, SystemConfig, Target};
-use crate::call::{CallHandle, CallOptions, Mode, Reply, ReplySink};
-use crate::error::Result;
+use super::driver::{Driver, Input};
+use super::{ActorSpec, Endpoint, Instance, Member, MemberState, Security, SystemConfig, Target};
+use super::{address, join, reply};
+use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
+use crate::cluster::{Entry, Identity, METADATA_LIMIT, MemberInfo, Membership, Preset, Registry};
+use crate::error::{Error, Result};
 use crate::id::{ActorId, NodeId};
-use crate::observe::Metrics;
+use crate::net::control::{Control, ControlEvent};
+use crate::net::deadline::Deadlines;
+use crate::net::handshake::Credentials;
+use crate::net::link::{Link, LinkConfig};
+use crate::net::listener::{self, ListenerConfig};
+use crate::net::outcall::{Outcall, Route};
+use crate::net::secret::Secret;
+use crate::net::session::{Deliver, SessionConfig};
+use crate::observe::{Metrics, ObserveSource, Readiness};
 use crate::payload::Payload;
+use crate::stream::Credit;
+
+/// Longest actor name, in characters.
+const NAME_LIMIT: usize = 256;
 
 /// A running node. Clones share it.
 #[derive(Clone)]
-pub struct System {}
+pub struct System(Arc<Inner>);
+
+pub(super) struct LocalActor {
+    pub(super) spec: Mutex<ActorSpec>,
+    pub(super) endpoint: Arc<dyn Endpoint>,
+}
+
+#[derive(Default)]
+pub(super) struct Actors {
+    pub(super) by_id: HashMap<ActorId, Arc<LocalActor>>,
+    by_name: HashMap<String, ActorId>,
+}
+
+/// What the parts of a node share.
+pub(super) struct Inner {
+    pub(super) id: NodeId,
+    pub(super) me: Arc<Mutex<Identity>>,
+    pub(super) config: SystemConfig,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) started: Instant,
+    pub(super) readiness: Mutex<Readiness>,
+    pub(super) registry: Mutex<Registry>,
+    pub(super) actors: RwLock<Actors>,
+    pub(super) driver: mpsc::UnboundedSender<Input>,
+    pub(super) link_config: LinkConfig,
+    pub(super) changes: watch::Sender<u64>,
+    members: RwLock<BTreeMap<NodeId, MemberInfo>>,
+    links: Mutex<HashMap<NodeId, Arc<Link>>>,
+    deadlines: Arc<Deadlines>,
+    turns: AtomicUsize,
+    tasks: Mutex<Vec<AbortHandle>>,
+    myself: Weak<Inner>,
+}
 
 impl System {
     /// Binds, joins the seeds, and starts serving. Call it inside a tokio runtime, which must outlive the system.
     ///
     /// # Errors
     /// `Bind`, `InvalidAddress`, `Config`, `JoinFailed`, or `Refused` when a seed says why it will not have us.
-    pub async fn start(config: SystemConfig) -> Result<Self> { todo!() }
+    pub async fn start(config: SystemConfig) -> Result<Self> {
+        let binding = address::choose(&config).await?;
+        let secret = match (&config.security, Secret::load(config.secret_file.as_deref())) {
+            (_, Ok(secret)) => Some(secret),
+            (Security::Insecure, Err(_)) => None,
+            (Security::Local, Err(error)) => return Err(error),
+        };
+        if config.security == Security::Insecure {
+            tracing::warn!("--insecure: any host that reaches this node can run code in it");
+        }
+        let listener = listener::bind(binding.bind)?;
+        let port = listener.local_addr().map_err(|e| Error::Config(e.to_string()))?.port();
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let id = NodeId::generate();
+        let identity = Identity::new(id, SocketAddr::new(binding.advertise, port), epoch);
+
+        let metrics = Arc::new(Metrics::default());
+        let (driver, inputs) = mpsc::unbounded_channel();
+        let (events_tx, events) = mpsc::unbounded_channel::<ControlEvent>();
+        let (synced_tx, mut synced) = watch::channel(false);
+        let me = Arc::new(Mutex::new(identity));
+        let link_config = LinkConfig {
+            me: Arc::clone(&me),
+            cred: Arc::new(Credentials { cluster: config.cluster.clone(), security: config.security.clone(), secret }),
+            metrics: Arc::clone(&metrics),
+            max_message: config.max_message,
+        };
+        let inner = Arc::new_cyclic(|myself| Inner {
+            id,
+            me,
+            metrics: Arc::clone(&metrics),
+            started: Instant::now(),
+            readiness: Mutex::new(Readiness::Joining),
+            registry: Mutex::new(Registry::new(id)),
+            actors: RwLock::default(),
+            driver,
+            link_config: link_config.clone(),
+            changes: watch::channel(0).0,
+            members: RwLock::default(),
+            links: Mutex::default(),
+            deadlines: Arc::new(Deadlines::start()),
+            turns: AtomicUsize::new(0),
+            tasks: Mutex::default(),
+            myself: Weak::clone(myself),
+            config,
+        });
+        let deliver: Arc<dyn Deliver> = Arc::clone(&inner) as Arc<dyn Deliver>;
+        let session = SessionConfig {
+            deliver: Arc::downgrade(&deliver),
+            deadlines: Arc::clone(&inner.deadlines),
+            metrics,
+            max_message: inner.config.max_message,
+        };
+        let observe = inner.config.observe.then(|| Arc::clone(&inner) as Arc<dyn ObserveSource>);
+        let accept = ListenerConfig { link: link_config.clone(), session, events: events_tx.clone(), observe };
+        let preset = if inner.config.security == Security::Local { Preset::Local } else { Preset::Lan };
+        let membership = Membership::new(identity, preset, rand::random());
+        let control = Control::new(link_config, events_tx);
+        let driver = Driver::new(Arc::clone(&inner), membership, control, synced_tx);
+        {
+            let mut tasks = inner.tasks.lock();
+            tasks.push(tokio::spawn(listener::run(listener, accept)).abort_handle());
+            tasks.push(tokio::spawn(driver.run(inputs, events)).abort_handle());
+        }
+
+        let system = Self(inner);
+        if let Err(error) = join::join(&system.0, system.0.config.join_timeout).await {
+            system.shutdown().await;
+            return Err(error);
+        }
+        if system.0.has_peers() {
+            // The names of the cluster are known when `start` returns; a peer that does not answer is no reason to fail.
+            let _ = tokio::time::timeout(Duration::from_secs(2), synced.wait_for(|done| *done)).await;
+        }
+        let keeper = tokio::spawn(join::keep(Arc::downgrade(&system.0))).abort_handle();
+        system.0.tasks.lock().push(keeper);
+        *system.0.readiness.lock() = Readiness::Ready;
+        Ok(system)
+    }
+
     /// This node's id.
-    pub fn node_id(&self) -> NodeId { todo!() }
+    pub fn node_id(&self) -> NodeId {
+        self.0.id
+    }
     /// The address others reach this node at.
-    pub fn addr(&self) -> SocketAddr { todo!() }
+    pub fn addr(&self) -> SocketAddr {
+        self.0.me.lock().addr
+    }
     /// The counters of this node.
-    pub fn metrics(&self) -> &Arc<Metrics> { todo!() }
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.0.metrics
+    }
 
     /// Makes `endpoint` reachable, and known under its name. The name is public as soon as this returns.
     ///
     /// # Errors
-    /// `NameTaken`, `InvalidName`, `ShutDown`.
-    pub fn register(&self, id: ActorId, spec: ActorSpec, endpoint: Arc<dyn Endpoint>) -> Result<()> { todo!() }
-    /// Takes an actor off this node; its name disappears from the cluster. False if it was not there.
-    pub fn unregister(&self, id: ActorId) -> bool { todo!() }
-    /// Replaces the metadata published with an actor's name.
-    pub fn set_metadata(&self, id: ActorId, metadata: BTreeMap<String, String>) -> bool { todo!() }
+    /// `NameTaken`, `InvalidName`, `Config` for metadata over 1 KB, `ShutDown`.
+    pub fn register(&self, id: ActorId, spec: ActorSpec, endpoint: Arc<dyn Endpoint>) -> Result<()> {
+        if *self.0.readiness.lock() == Readiness::Leaving {
+            return Err(Error::ShutDown);
+        }
+        if let Some(name) = &spec.name {
+            check_name(name)?;
+        }
+        check_metadata(&spec.metadata)?;
+        let entry = spec.published(id);
+        {
+            let mut actors = self.0.actors.write();
+            if let Some(name) = &spec.name {
+                if actors.by_name.contains_key(name) {
+                    return Err(Error::NameTaken { name: name.clone() });
+                }
+                actors.by_name.insert(name.clone(), id);
+            }
+            actors.by_id.insert(id, Arc::new(LocalActor { spec: Mutex::new(spec), endpoint }));
+        }
+        self.0.metrics.actors_created.inc();
+        if let Some(entry) = entry {
+            // Queued under the lock: deltas must be pushed in the order of their versions.
+            let mut registry = self.0.registry.lock();
+            let delta = registry.publish(entry);
+            let _ = self.0.driver.send(Input::Publish(delta));
+        }
+        self.0.changed();
+        Ok(())
+    }
 
-    /// Instances of a name, of nodes not known to be down. Never waits.
-    pub fn instances(&self, name: &str) -> Vec<Instance> { todo!() }
+    /// Takes an actor off this node; its name disappears from the cluster. False if it was not there.
+    pub fn unregister(&self, id: ActorId) -> bool {
+        let removed = {
+            let mut actors = self.0.actors.write();
+            let removed = actors.by_id.remove(&id);
+            if let Some(name) = removed.as_ref().and_then(|actor| actor.spec.lock().name.clone()) {
+                actors.by_name.remove(&name);
+            }
+            removed
+        };
+        if removed.is_none() {
+            return false;
+        }
+        self.0.metrics.actors_stopped.inc();
+        {
+            let mut registry = self.0.registry.lock();
+            if let Some(delta) = registry.withdraw(id) {
+                let _ = self.0.driver.send(Input::Publish(delta));
+            }
+        }
+        self.0.changed();
+        true
+    }
+
+    /// Replaces the metadata published with an actor's name; false if the actor is not here.
+    ///
+    /// # Errors
+    /// `Config` for metadata over 1 KB.
+    pub fn set_metadata(&self, id: ActorId, metadata: BTreeMap<String, String>) -> Result<bool> {
+        check_metadata(&metadata)?;
+        let Some(actor) = self.0.actors.read().by_id.get(&id).cloned() else { return Ok(false) };
+        {
+            // Both under the registry's lock, so that two updates cannot end in different orders here and there.
+            let mut registry = self.0.registry.lock();
+            actor.spec.lock().metadata.clone_from(&metadata);
+            if let Some(delta) = registry.update(id, metadata) {
+                let _ = self.0.driver.send(Input::Publish(delta));
+            }
+        }
+        self.0.changed();
+        Ok(true)
+    }
+
+    /// Instances of a name, of nodes not known to be down; private ones of this node too. Never waits.
+    pub fn instances(&self, name: &str) -> Vec<Instance> {
+        let found = self.0.registry.lock().lookup(name);
+        let mut all: Vec<Instance> =
+            found.into_iter().filter_map(|(node, entry)| self.0.instance(node, entry)).collect();
+        let actors = self.0.actors.read();
+        if let Some(id) = actors.by_name.get(name) {
+            if let Some(actor) = actors.by_id.get(id).filter(|a| !a.spec.lock().public) {
+                let spec = actor.spec.lock();
+                all.push(Instance {
+                    name: name.to_owned(),
+                    target: Target { node: self.0.id, actor: *id },
+                    addr: self.addr().to_string(),
+                    class: spec.class.clone(),
+                    metadata: spec.metadata.clone(),
+                });
+            }
+        }
+        all
+    }
     /// Every published instance by name, of nodes not known to be down.
-    pub fn names(&self) -> BTreeMap<String, Vec<Instance>> { todo!() }
+    pub fn names(&self) -> BTreeMap<String, Vec<Instance>> {
+        self.0.published()
+    }
     /// Members of the cluster, this node included.
-    pub fn members(&self) -> Vec<Member> { todo!() }
+    pub fn members(&self) -> Vec<Member> {
+        self.0.all_members()
+    }
     /// A number that changes whenever `instances`, `names` or `members` may answer differently.
-    pub fn changes(&self) -> watch::Receiver<u64> { todo!() }
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
     /// One instance of `name`, waiting up to `timeout` for it to appear (R10). Among several: round robin, local or not.
     ///
     /// # Errors
-    /// `NameNotFound`.
-    pub async fn resolve(&self, name: &str, node: Option<NodeId>, timeout: Duration) -> Result<Instance> { todo!() }
+    /// `NameNotFound` with the names that exist.
+    pub async fn resolve(&self, name: &str, node: Option<NodeId>, timeout: Duration) -> Result<Instance> {
+        let mut changes = self.changes();
+        let deadline = tokio::time::Instant::now() + timeout;
+        loop {
+            let mut found = self.instances(name);
+            found.retain(|i| node.is_none_or(|n| i.target.node == n));
+            if !found.is_empty() {
+                let turn = self.0.turns.fetch_add(1, Ordering::Relaxed) % found.len();
+                return Ok(found.swap_remove(turn));
+            }
+            if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+                let mut known: Vec<_> = self.names().into_keys().take(20).collect();
+                known.sort();
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                return Err(Error::NameNotFound { name: name.to_owned(), waited: timeout, known });
+            }
+        }
+    }
 
     /// Sends a call and returns at once. Every outcome, an unreachable node included, reaches `sink`; the deadline in
     /// `options` is kept here: it cancels the callee and ends the call with `Timeout`. A `Tell` sends its sink nothing but
     /// an early `Error`.
-    pub fn dispatch(&self, target: Target, mode: Mode, payload: Payload, options: CallOptions, sink: Arc<dyn ReplySink>) -> CallHandle { todo!() }
+    pub fn dispatch(
+        &self,
+        target: Target,
+        mode: Mode,
+        payload: Payload,
+        options: CallOptions,
+        sink: Arc<dyn ReplySink>,
+    ) -> CallHandle {
+        let timeout = options.timeout.filter(|_| mode == Mode::Ask);
+        let outcall = Outcall::new(target, sink, timeout, &self.0.deadlines);
+        let handle = CallHandle(Arc::clone(&outcall) as _);
+        if *self.0.readiness.lock() == Readiness::Leaving {
+            outcall.event(ReplyEvent::Error(Error::ShutDown));
+        } else if target.node == self.0.id {
+            self.0.call_here(target.actor, mode, payload, options, outcall);
+        } else {
+            match self.0.link_to(target.node) {
+                Ok(link) => link.call(&outcall, target.actor, mode, payload, &options),
+                Err(error) => outcall.event(ReplyEvent::Error(error)),
+            }
+        }
+        handle
+    }
+
     /// [`dispatch`](Self::dispatch) as a future. Dropping it cancels the callee.
     ///
     /// # Errors
     /// Whatever the call ended with.
-    pub async fn call(&self, target: Target, payload: Payload, options: CallOptions) -> Result<Reply> { todo!() }
+    pub async fn call(&self, target: Target, payload: Payload, options: CallOptions) -> Result<Reply> {
+        reply::wait(options.window, |sink| self.dispatch(target, Mode::Ask, payload, options, sink)).await
+    }
+
     /// Sends without a reply; returns once the message is on its way.
     ///
     /// # Errors
-    /// `ShutDown`, `ActorNotFound` for a local target.
-    pub fn tell(&self, target: Target, payload: Payload, options: CallOptions) -> Result<()> { todo!() }
+    /// `ShutDown`, `NodeNotFound`, `ActorNotFound` for a local target.
+    pub fn tell(&self, target: Target, payload: Payload, options: CallOptions) -> Result<()> {
+        let early = Arc::new(EarlyError::default());
+        self.dispatch(target, Mode::Tell, payload, options, Arc::clone(&early) as _);
+        early.0.lock().take().map_or(Ok(()), Err)
+    }
 
     /// Leaves the cluster: names withdrawn, departure announced, links closed. Actors must be stopped before.
-    pub async fn shutdown(&self) { todo!() }
+    pub async fn shutdown(&self) {
+        {
+            let mut readiness = self.0.readiness.lock();
+            if *readiness == Readiness::Leaving {
+                return;
+            }
+            *readiness = Readiness::Leaving;
+        }
+        let (tx, rx) = oneshot::channel();
+        if self.0.driver.send(Input::Leave(tx)).is_ok() {
+            let _ = rx.await;
+        }
+        let links: Vec<_> = self.0.links.lock().drain().collect();
+        for (_, link) in links {
+            link.close(&Error::ShutDown);
+        }
+        for task in self.0.tasks.lock().drain(..) {
+            task.abort();
+        }
+        self.0.changed();
+    }
+}
+
+impl ActorSpec {
+    fn published(&self, id: ActorId) -> Option<Entry> {
+        let name = self.name.clone().filter(|_| self.public)?;
+        Some(Entry { name, actor: id, class: self.class.clone(), metadata: self.metadata.clone() })
+    }
+}
+
+impl Inner {
+    pub(super) fn changed(&self) {
+        self.changes.send_modify(|version| *version += 1);
+    }
+
+    pub(super) fn set_members(&self, members: Vec<MemberInfo>) {
+        let members: BTreeMap<_, _> = members.into_iter().map(|m| (m.identity.node, m)).collect();
+        let differs = {
+            let mut held = self.members.write();
+            let differs = held.len() != members.len()
+                || held
+                    .iter()
+                    .zip(&members)
+                    .any(|((a, x), (b, y))| a != b || x.identity != y.identity || x.state != y.state);
+            *held = members;
+            differs
+        };
+        if differs {
+            self.changed();
+        }
+    }
+
+    fn living(&self, node: NodeId) -> Option<Identity> {
+        let members = self.members.read();
+        let member = members.get(&node)?;
+        matches!(member.state, MemberState::Alive | MemberState::Suspect).then_some(member.identity)
+    }
+
+    pub(super) fn is_member(&self, node: NodeId) -> bool {
+        self.living(node).is_some()
+    }
+
+    pub(super) fn has_peers(&self) -> bool {
+        self.members.read().values().any(|m| matches!(m.state, MemberState::Alive | MemberState::Suspect))
+    }
+
+    pub(super) fn all_members(&self) -> Vec<Member> {
+        let me = *self.me.lock();
+        let state = if *self.readiness.lock() == Readiness::Leaving { MemberState::Left } else { MemberState::Alive };
+        let mut all = vec![Member { node: me.node, addr: me.addr.to_string(), state, me: true }];
+        all.extend(self.members.read().values().map(|m| Member {
+            node: m.identity.node,
+            addr: m.identity.addr.to_string(),
+            state: m.state,
+            me: false,
+        }));
+        all
+    }
+
+    fn instance(&self, node: NodeId, entry: Entry) -> Option<Instance> {
+        let addr = if node == self.id { self.me.lock().addr } else { self.living(node)?.addr };
+        Some(Instance {
+            name: entry.name,
+            target: Target { node, actor: entry.actor },
+            addr: addr.to_string(),
+            class: entry.class,
+            metadata: entry.metadata,
+        })
+    }
+
+    pub(super) fn published(&self) -> BTreeMap<String, Vec<Instance>> {
+        let names = self.registry.lock().names();
+        names
+            .into_iter()
+            .map(|(name, all)| {
+                (name, all.into_iter().filter_map(|(node, e)| self.instance(node, e)).collect::<Vec<_>>())
+            })
+            .filter(|(_, all)| !all.is_empty())
+            .collect()
+    }
+
+    fn link_to(&self, node: NodeId) -> Result<Arc<Link>> {
+        let mut links = self.links.lock();
+        if let Some(link) = links.get(&node).filter(|link| !link.is_closed()) {
+            return Ok(Arc::clone(link));
+        }
+        let peer = self.living(node).ok_or(Error::NodeNotFound { node })?;
+        let myself = Weak::clone(&self.myself);
+        let link = Link::open(peer, self.link_config.clone(), move |link, end| {
+            if let Some(node) = myself.upgrade() {
+                node.links.lock().retain(|_, held| !Arc::ptr_eq(held, link));
+                let _ = node.driver.send(Input::Ended(link.peer.node, end));
+            }
+        });
+        links.insert(node, Arc::clone(&link));
+        Ok(link)
+    }
+
+    pub(super) fn close_link(&self, node: NodeId, error: &Error) {
+        let link = self.links.lock().remove(&node);
+        if let Some(link) = link {
+            link.close(error);
+        }
+    }
+
+    fn call_here(&self, actor: ActorId, mode: Mode, payload: Payload, options: CallOptions, outcall: Arc<Outcall>) {
+        let cancel = CancelSignal::new();
+        let credit = Arc::new(Credit::new(options.window));
+        outcall.set_route(Route::Local(cancel.clone(), Arc::clone(&credit)));
+        self.deliver(Call {
+            target: actor,
+            mode,
+            payload,
+            deadline: options.timeout.map(|t| Instant::now() + t),
+            sender: options.sender,
+            chain: options.chain,
+            trace: options.trace,
+            no_wait: options.no_wait,
+            responder: Responder::new(actor, outcall, credit, cancel),
+        });
+    }
+}
+
+impl Deliver for Inner {
+    fn deliver(&self, call: Call) {
+        let actor = self.actors.read().by_id.get(&call.target).cloned();
+        if let Some(actor) = actor {
+            self.metrics.messages.inc();
+            actor.endpoint.deliver(call);
+        } else {
+            self.metrics.dead_letters.inc();
+            let error = Error::ActorNotFound { actor: call.target, node: self.id };
+            call.responder.error(error);
+        }
+    }
+}
+
+/// Keeps the error a tell met before it left.
+#[derive(Default)]
+struct EarlyError(Mutex<Option<Error>>);
+
+impl ReplySink for EarlyError {
+    fn event(&self, event: ReplyEvent) {
+        if let ReplyEvent::Error(error) = event {
+            *self.0.lock() = Some(error);
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let problem = if name.is_empty() {
+        "it is empty".to_owned()
+    } else if name.chars().count() > NAME_LIMIT {
+        format!("it is longer than {NAME_LIMIT} characters")
+    } else if let Some(c) = name.chars().find(|c| c.is_whitespace() || c.is_control()) {
+        format!("it contains {c:?}; spaces and control characters are not allowed")
+    } else {
+        return Ok(());
+    };
+    Err(Error::InvalidName { name: name.chars().take(NAME_LIMIT).collect(), reason: problem })
+}
+
+fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<()> {
+    let size: usize = metadata.iter().map(|(k, v)| k.len() + v.len()).sum();
+    if size > METADATA_LIMIT {
+        return Err(Error::Config(format!(
+            "metadata of {size} bytes; at most {METADATA_LIMIT} are published with a name"
+        )));
+    }
+    Ok(())
 }

@@ -1,0 +1,348 @@
+//! How two nodes agree to talk: version, cluster, who they are, and proof that they may.
+//!
+//! ```text
+//! dialler                                   listener
+//! MAGIC, version, lowest version, Hello  ->
+//!                                        <- MAGIC, version, lowest version, Answer{Challenge | Reject}
+//! Proof                                  ->
+//!                                        <- Answer{Welcome | Reject}
+//! ```
+//! Both sides prove the secret over both nonces and the whole Hello, so neither an eavesdropper's replay nor a process of
+//! another user that took the port gets anything. A refusal always says why, in words (M6).
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::secret::Secret;
+use super::wire::{MAGIC, VERSION, VERSION_MIN};
+use crate::cluster::Identity;
+use crate::error::{Error, Result};
+use crate::system::Security;
+
+/// Any byte stream a link can run on.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+
+/// What a connection carries; large transfers, small calls and membership never share one (design section 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Membership and registry.
+    Control,
+    /// Calls and items up to [`super::outbox::SMALL`] bytes.
+    Small,
+    /// Everything larger, in interleaved chunks.
+    Bulk,
+}
+
+impl Lane {
+    fn code(self) -> u32 {
+        match self {
+            Self::Control => 1,
+            Self::Small => 2,
+            Self::Bulk => 3,
+        }
+    }
+    fn from_code(code: u32) -> Option<Self> {
+        [Self::Control, Self::Small, Self::Bulk].into_iter().find(|l| l.code() == code)
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Hello {
+    #[prost(string, tag = "1")]
+    cluster: String,
+    #[prost(bytes = "bytes", tag = "2")]
+    identity: Bytes,
+    #[prost(uint32, tag = "3")]
+    lane: u32,
+    /// Lanes of one link share a session.
+    #[prost(bytes = "bytes", tag = "4")]
+    session: Bytes,
+    #[prost(bytes = "bytes", tag = "5")]
+    nonce: Bytes,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Answer {
+    #[prost(string, tag = "1")]
+    reject: String,
+    /// A refusal that trying again will not change.
+    #[prost(bool, tag = "2")]
+    fatal: bool,
+    #[prost(bytes = "bytes", tag = "3")]
+    identity: Bytes,
+    #[prost(bytes = "bytes", tag = "4")]
+    nonce: Bytes,
+    #[prost(bytes = "bytes", tag = "5")]
+    proof: Bytes,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Proof {
+    #[prost(bytes = "bytes", tag = "1")]
+    proof: Bytes,
+}
+
+/// A handshake takes at most this long: a peer that dawdles is a slow-loris.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_MESSAGE: usize = 4096;
+
+/// Who this node is and whom it accepts.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    /// Name of the cluster.
+    pub cluster: String,
+    /// Whom to accept.
+    pub security: Security,
+    /// The per-user secret; absent only in insecure mode.
+    pub secret: Option<Secret>,
+}
+
+/// An accepted connection.
+pub struct Accepted {
+    /// Who dialled.
+    pub peer: Identity,
+    /// What it carries.
+    pub lane: Lane,
+    /// Which link it belongs to.
+    pub session: u128,
+}
+
+/// Dials: performs the handshake on a fresh connection to `addr`.
+///
+/// # Errors
+/// `Refused` with the peer's or our own reason, `ConnectFailed` when the peer does not speak our protocol.
+pub async fn dial(
+    io: &mut impl Io,
+    addr: SocketAddr,
+    me: Identity,
+    lane: Lane,
+    session: u128,
+    cred: &Credentials,
+) -> Result<Identity> {
+    let work = dial_inner(io, addr, me, lane, session, cred);
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, work).await {
+        Ok(done) => done,
+        Err(_) => Err(failed(addr, format!("no handshake within {HANDSHAKE_TIMEOUT:?}; is this a Pulsing node?"))),
+    }
+}
+
+async fn dial_inner(
+    io: &mut impl Io,
+    addr: SocketAddr,
+    me: Identity,
+    lane: Lane,
+    session: u128,
+    cred: &Credentials,
+) -> Result<Identity> {
+    if cred.security == Security::Local && !is_local(addr.ip()) {
+        return Err(Error::Refused { addr: addr.to_string(), reason: remote_plaintext("it") });
+    }
+    let nonce: [u8; 32] = rand::random();
+    let hello = Hello {
+        cluster: cred.cluster.clone(),
+        identity: me.encode().into(),
+        lane: lane.code(),
+        session: Bytes::copy_from_slice(&session.to_be_bytes()),
+        nonce: Bytes::copy_from_slice(&nonce),
+    }
+    .encode_to_vec();
+    let io_failed = |e: std::io::Error| failed(addr, format!("handshake broken off: {e}; is this a Pulsing node?"));
+    write_opening(io, &hello).await.map_err(io_failed)?;
+
+    let answer: Answer = match read_opening(io).await {
+        Ok(raw) => decode(&raw)?,
+        Err(Opening::Io(e)) => return Err(io_failed(e)),
+        Err(Opening::NotUs) => {
+            return Err(failed(addr, "it answers, but not as a Pulsing node; check host and port".into()));
+        }
+        Err(Opening::Version { lowest, highest }) => {
+            return Err(Error::Refused { addr: addr.to_string(), reason: versions(lowest, highest) });
+        }
+    };
+    let peer = accept_answer(&answer, addr)?;
+    if cred.security == Security::Local {
+        let proved = cred
+            .secret
+            .as_ref()
+            .is_some_and(|s| s.check("listener", &[&hello, &answer.nonce, &answer.identity], &answer.proof));
+        if !proved {
+            return Err(Error::Refused {
+                addr: addr.to_string(),
+                reason: "it could not prove this user's secret: it runs as another user or with another secret file; \
+                         run both as one user, share PULSING_SECRET_FILE, or use --insecure on both sides"
+                    .into(),
+            });
+        }
+    }
+    let proof = match &cred.secret {
+        Some(s) => Bytes::copy_from_slice(&s.prove("dialler", &[&hello, &answer.nonce, &answer.identity])),
+        None => Bytes::new(),
+    };
+    write_message(io, &Proof { proof }.encode_to_vec()).await.map_err(io_failed)?;
+    let welcome: Answer = decode(&read_message(io).await.map_err(io_failed)?)?;
+    if !welcome.reject.is_empty() {
+        return Err(refused(addr, &welcome));
+    }
+    Ok(peer)
+}
+
+/// Accepts: performs the handshake on a connection whose first bytes are [`MAGIC`].
+///
+/// # Errors
+/// `Refused` after telling the peer why; `ConnectFailed` when it broke off.
+pub async fn accept(io: &mut impl Io, from: SocketAddr, me: Identity, cred: &Credentials) -> Result<Accepted> {
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, accept_inner(io, from, me, cred)).await {
+        Ok(done) => done,
+        Err(_) => Err(failed(from, format!("no handshake within {HANDSHAKE_TIMEOUT:?}"))),
+    }
+}
+
+async fn accept_inner(io: &mut impl Io, from: SocketAddr, me: Identity, cred: &Credentials) -> Result<Accepted> {
+    let io_failed = |e: std::io::Error| failed(from, format!("handshake broken off: {e}"));
+    let raw = match read_opening(io).await {
+        Ok(raw) => raw,
+        Err(Opening::Io(e)) => return Err(io_failed(e)),
+        Err(Opening::NotUs) => return Err(failed(from, "bad first bytes".into())),
+        Err(Opening::Version { lowest, highest }) => {
+            return Err(reject(io, from, true, true, versions(lowest, highest)).await);
+        }
+    };
+    let hello: Hello = match decode(&raw) {
+        Ok(hello) => hello,
+        Err(e) => return Err(reject(io, from, true, true, e.to_string()).await),
+    };
+    if hello.cluster != cred.cluster {
+        let reason = format!("this is cluster {:?}, not {:?}: check --cluster", cred.cluster, hello.cluster);
+        return Err(reject(io, from, true, true, reason).await);
+    }
+    if cred.security == Security::Local && !is_local(from.ip()) {
+        return Err(reject(io, from, true, true, remote_plaintext("this node")).await);
+    }
+    let parsed = Identity::decode(&hello.identity).ok().zip(Lane::from_code(hello.lane));
+    let session = <[u8; 16]>::try_from(&hello.session[..]).map(u128::from_be_bytes);
+    let (Some((peer, lane)), Ok(session), 32) = (parsed, session, hello.nonce.len()) else {
+        return Err(reject(io, from, true, true, "malformed Hello".into()).await);
+    };
+
+    let nonce: [u8; 32] = rand::random();
+    let identity = Bytes::from(me.encode());
+    let transcript: [&[u8]; 3] = [&raw, &nonce, &identity];
+    let proof = match &cred.secret {
+        Some(s) => Bytes::copy_from_slice(&s.prove("listener", &transcript)),
+        None => Bytes::new(),
+    };
+    let answer =
+        Answer { identity: identity.clone(), nonce: Bytes::copy_from_slice(&nonce), proof, ..Answer::default() };
+    write_opening(io, &answer.encode_to_vec()).await.map_err(io_failed)?;
+    let proof: Proof = decode(&read_message(io).await.map_err(io_failed)?)?;
+    if cred.security == Security::Local
+        && !cred.secret.as_ref().is_some_and(|s| s.check("dialler", &transcript, &proof.proof))
+    {
+        let reason = "the caller could not prove this user's secret: run both as one user, share PULSING_SECRET_FILE, or \
+                      use --insecure on both sides";
+        return Err(reject(io, from, true, false, reason.into()).await);
+    }
+    write_message(io, &Answer::default().encode_to_vec()).await.map_err(io_failed)?;
+    Ok(Accepted { peer, lane, session })
+}
+
+fn accept_answer(answer: &Answer, addr: SocketAddr) -> Result<Identity> {
+    if !answer.reject.is_empty() {
+        return Err(refused(addr, answer));
+    }
+    Identity::decode(&answer.identity)
+}
+
+fn refused(addr: SocketAddr, answer: &Answer) -> Error {
+    if answer.fatal {
+        Error::Refused { addr: addr.to_string(), reason: answer.reject.clone() }
+    } else {
+        failed(addr, answer.reject.clone())
+    }
+}
+
+async fn reject(io: &mut impl Io, from: SocketAddr, fatal: bool, opening: bool, reason: String) -> Error {
+    let answer = Answer { reject: reason.clone(), fatal, ..Answer::default() }.encode_to_vec();
+    // The refusal is what matters; a peer that has gone already needs no words.
+    let _ = if opening { write_opening(io, &answer).await } else { write_message(io, &answer).await };
+    let _ = io.shutdown().await;
+    Error::Refused { addr: from.to_string(), reason }
+}
+
+fn failed(addr: SocketAddr, reason: String) -> Error {
+    Error::ConnectFailed { addr: addr.to_string(), reason }
+}
+
+fn versions(lowest: u8, highest: u8) -> String {
+    format!(
+        "wire versions do not meet: one side speaks {VERSION_MIN}..{VERSION}, the other {lowest}..{highest}; upgrade the older"
+    )
+}
+
+fn remote_plaintext(who: &str) -> String {
+    format!(
+        "{who} is on another host and the connection is plaintext: start both sides with --insecure if the network is trusted"
+    )
+}
+
+/// Whether an address belongs to this host.
+pub fn is_local(ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
+    ip.is_loopback() || if_addrs::get_if_addrs().is_ok_and(|all| all.iter().any(|i| i.ip() == ip))
+}
+
+enum Opening {
+    Io(std::io::Error),
+    NotUs,
+    Version { lowest: u8, highest: u8 },
+}
+
+async fn write_opening(io: &mut impl Io, message: &[u8]) -> std::io::Result<()> {
+    let mut out = Vec::with_capacity(16 + message.len());
+    out.extend_from_slice(MAGIC);
+    out.extend_from_slice(&[VERSION, VERSION_MIN, 0, 0]);
+    out.extend_from_slice(&(message.len() as u32).to_le_bytes());
+    out.extend_from_slice(message);
+    io.write_all(&out).await?;
+    io.flush().await
+}
+
+async fn read_opening(io: &mut impl Io) -> Result<Vec<u8>, Opening> {
+    let mut head = [0u8; 12];
+    io.read_exact(&mut head).await.map_err(Opening::Io)?;
+    if &head[..8] != MAGIC {
+        return Err(Opening::NotUs);
+    }
+    let (highest, lowest) = (head[8], head[9]);
+    if highest < VERSION_MIN || lowest > VERSION {
+        return Err(Opening::Version { lowest, highest });
+    }
+    read_message(io).await.map_err(Opening::Io)
+}
+
+async fn write_message(io: &mut impl Io, message: &[u8]) -> std::io::Result<()> {
+    let mut out = Vec::with_capacity(4 + message.len());
+    out.extend_from_slice(&(message.len() as u32).to_le_bytes());
+    out.extend_from_slice(message);
+    io.write_all(&out).await?;
+    io.flush().await
+}
+
+async fn read_message(io: &mut impl Io) -> std::io::Result<Vec<u8>> {
+    let len = io.read_u32_le().await? as usize;
+    if len > MAX_MESSAGE {
+        return Err(std::io::Error::other(format!("handshake message of {len} bytes")));
+    }
+    let mut message = vec![0; len];
+    io.read_exact(&mut message).await?;
+    Ok(message)
+}
+
+fn decode<M: Message + Default>(raw: &[u8]) -> Result<M> {
+    M::decode(raw).map_err(|e| Error::Protocol(format!("bad handshake: {e}")))
+}

@@ -1,0 +1,225 @@
+//! Turning frames of a link into messages, and handing them to its role.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::AsyncRead;
+
+use super::reader::{FrameReader, Head};
+use super::wire::{CallHeader, CreditHeader, ErrorHeader, Kind, RefHeader, ReplyHeader, decode};
+use crate::error::{Error, Result};
+use crate::observe::Metrics;
+use crate::payload::{Codec, Payload};
+
+/// A message off a link, whole.
+pub enum Inbound {
+    /// A call for an actor here.
+    Call(CallHeader, Payload),
+    /// The single value of a call.
+    Value(u64, Payload),
+    /// An item of a stream.
+    Item(u64, Payload),
+    /// A call or stream failed.
+    Error(u64, Error),
+    /// A stream begins.
+    StreamStart(u64),
+    /// A stream is complete.
+    End(u64),
+    /// The caller takes more items.
+    Credit(CreditHeader),
+    /// The caller gave up.
+    Cancel(u64),
+    /// The peer has our bulk message whole.
+    Arrived(u64),
+}
+
+/// The caller's or the callee's side of a link.
+pub trait Role: Send + Sync + 'static {
+    /// Takes a message. Must not block.
+    ///
+    /// # Errors
+    /// `Protocol` ends the link.
+    fn inbound(self: Arc<Self>, message: Inbound) -> Result<()>;
+    /// Tells the peer that its bulk message is here, after it was handled.
+    fn acknowledge(&self, message: u64);
+}
+
+enum Header {
+    Call(CallHeader),
+    Value(ReplyHeader),
+    Item(ReplyHeader),
+}
+
+impl Header {
+    fn parts(&self) -> (&[u64], u32, u64) {
+        match self {
+            Self::Call(h) => (&h.segments, h.codec, h.message),
+            Self::Value(h) | Self::Item(h) => (&h.segments, h.codec, h.message),
+        }
+    }
+    fn into_inbound(self, payload: Payload) -> Inbound {
+        match self {
+            Self::Call(h) => Inbound::Call(h, payload),
+            Self::Value(h) => Inbound::Value(h.call, payload),
+            Self::Item(h) => Inbound::Item(h.call, payload),
+        }
+    }
+}
+
+/// A bulk message of which some chunks are still to come.
+struct Partial {
+    header: Header,
+    segments: Vec<BytesMut>,
+    sizes: Vec<usize>,
+    filling: usize,
+}
+
+/// Reads a connection of a link to its end.
+///
+/// # Errors
+/// Always ends with the reason: `Protocol` with what was wrong, or `Ok` at a clean end.
+pub async fn read_link(
+    io: impl AsyncRead + Unpin,
+    max_message: u64,
+    metrics: Arc<Metrics>,
+    role: Arc<dyn Role>,
+) -> Result<()> {
+    let mut reader = FrameReader::new(io);
+    let mut partials: HashMap<u64, Partial> = HashMap::new();
+    let mut counted = 0;
+    while let Some(Head { kind, header, body }) = reader.next().await? {
+        let with_payload = match kind {
+            Kind::Call => Some(Header::Call(decode(&header)?)),
+            Kind::Value => Some(Header::Value(decode(&header)?)),
+            Kind::Item => Some(Header::Item(decode(&header)?)),
+            _ => None,
+        };
+        if let Some(header) = with_payload {
+            let (segments, codec, id) = header.parts();
+            let sizes = checked_sizes(segments, max_message)?;
+            let total: usize = sizes.iter().sum();
+            if body == total {
+                let codec = codec_of(codec)?;
+                let mut segments = Vec::with_capacity(sizes.len());
+                for size in sizes {
+                    segments.push(reader.take(size).await?);
+                }
+                Arc::clone(&role).inbound(header.into_inbound(payload(codec, segments)))?;
+                if id != 0 {
+                    role.acknowledge(id);
+                }
+            } else if id != 0 && body < total {
+                let segments = Vec::with_capacity(sizes.len());
+                let mut partial = Partial { header, segments, sizes, filling: 0 };
+                partial.fill(&mut reader, body).await?;
+                if partials.insert(id, partial).is_some() {
+                    return Err(Error::Protocol(format!("message {id} begun twice")));
+                }
+            } else {
+                return Err(Error::Protocol(format!("body of {body} bytes for segments of {total}")));
+            }
+        } else if kind == Kind::Chunk {
+            let RefHeader { id } = decode(&header)?;
+            let Some(mut partial) = partials.remove(&id) else {
+                return Err(Error::Protocol(format!("chunk of unknown message {id}")));
+            };
+            partial.fill(&mut reader, body).await?;
+            if partial.is_complete() {
+                let codec = codec_of(partial.header.parts().1)?;
+                let segments = partial.segments.into_iter().map(BytesMut::freeze).collect();
+                Arc::clone(&role).inbound(partial.header.into_inbound(payload(codec, segments)))?;
+                role.acknowledge(id);
+            } else {
+                partials.insert(id, partial);
+            }
+        } else {
+            reader.take(body).await?;
+            let reference = || decode::<RefHeader>(&header).map(|h| h.id);
+            let message = match kind {
+                Kind::Error => {
+                    let header: ErrorHeader = decode(&header)?;
+                    Inbound::Error(header.call, header.into_error())
+                }
+                Kind::StreamStart => Inbound::StreamStart(reference()?),
+                Kind::End => Inbound::End(reference()?),
+                Kind::Credit => Inbound::Credit(decode(&header)?),
+                Kind::Cancel => Inbound::Cancel(reference()?),
+                Kind::Arrived => Inbound::Arrived(reference()?),
+                other => return Err(Error::Protocol(format!("{other:?} frame on a call link"))),
+            };
+            Arc::clone(&role).inbound(message)?;
+        }
+        metrics.bytes_in.add(reader.read - counted);
+        counted = reader.read;
+    }
+    Ok(())
+}
+
+impl Partial {
+    async fn fill(&mut self, reader: &mut FrameReader<impl AsyncRead + Unpin>, mut body: usize) -> Result<()> {
+        while body > 0 {
+            let Some(size) = self.sizes.get(self.filling).copied() else {
+                return Err(Error::Protocol("a message is longer than announced".into()));
+            };
+            if self.segments.len() == self.filling {
+                self.segments.push(BytesMut::with_capacity(size));
+            }
+            let segment = &mut self.segments[self.filling];
+            let n = body.min(size - segment.len());
+            reader.append(segment, n).await?;
+            body -= n;
+            self.advance();
+        }
+        Ok(())
+    }
+    /// Steps over full (and empty) segments.
+    fn advance(&mut self) {
+        while let Some(size) = self.sizes.get(self.filling) {
+            if self.segments.len() == self.filling {
+                if *size > 0 {
+                    return;
+                }
+                self.segments.push(BytesMut::new());
+            }
+            if self.segments[self.filling].len() < *size {
+                return;
+            }
+            self.filling += 1;
+        }
+    }
+    fn is_complete(&self) -> bool {
+        self.filling == self.sizes.len()
+    }
+}
+
+fn checked_sizes(segments: &[u64], max_message: u64) -> Result<Vec<usize>> {
+    let total = segments.iter().try_fold(0u64, |sum, s| sum.checked_add(*s));
+    match total {
+        Some(total) if total <= max_message && !segments.is_empty() => {
+            Ok(segments.iter().map(|s| *s as usize).collect())
+        }
+        Some(total) if total > max_message => Err(Error::TooLarge {
+            what: "a message from a peer".into(),
+            size: total,
+            limit: max_message,
+            setting: "max_message".into(),
+        }),
+        _ => Err(Error::Protocol("a message without segments".into())),
+    }
+}
+
+fn codec_of(code: u32) -> Result<Codec> {
+    u8::try_from(code).map(Codec).map_err(|_| Error::Protocol(format!("codec {code}")))
+}
+
+fn payload(codec: Codec, segments: Vec<Bytes>) -> Payload {
+    let mut segments = segments.into_iter();
+    let head = segments.next().unwrap_or_default();
+    Payload { codec, head, buffers: segments.collect() }
+}
+
+/// Segment lengths as headers carry them.
+pub fn segments_of(payload: &Payload) -> Vec<u64> {
+    std::iter::once(&payload.head).chain(&payload.buffers).map(|s| s.len() as u64).collect()
+}

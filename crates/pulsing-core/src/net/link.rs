@@ -1,0 +1,290 @@
+//! The caller's side of a link: dials two lanes to a node and carries every call of this node to it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
+
+use super::conn::{self, DialError};
+use super::handshake::{Credentials, Lane};
+use super::inbound::{Inbound, Role, read_link, segments_of};
+use super::outbox::{Key, Outbox};
+use super::outcall::{Outcall, Route};
+use super::wire::{CallHeader, CreditHeader, Kind, RefHeader};
+use crate::call::{CallOptions, Mode, ReplyEvent, ReplySink};
+use crate::cluster::Identity;
+use crate::error::{Error, Result};
+use crate::id::ActorId;
+use crate::observe::Metrics;
+use crate::payload::Payload;
+
+/// How a link ended, for the membership to judge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkEnd {
+    /// Nobody listens at the peer's address.
+    Refused,
+    /// The connection broke.
+    Broken,
+}
+
+enum State {
+    Dialling(Vec<Queued>),
+    Open(Outbox),
+    Closed(Error),
+}
+
+struct Queued {
+    key: Key,
+    header: CallHeader,
+    payload: Payload,
+}
+
+/// A link to one node.
+pub struct Link {
+    /// The node at the other end.
+    pub peer: Identity,
+    state: Mutex<State>,
+    calls: Mutex<HashMap<u64, Arc<Outcall>>>,
+    next: AtomicU64,
+    tasks: Mutex<Vec<AbortHandle>>,
+    metrics: Arc<Metrics>,
+}
+
+/// What links need of their node.
+#[derive(Clone)]
+pub struct LinkConfig {
+    /// Who this node is; renewed when it was declared down by mistake.
+    pub me: Arc<Mutex<Identity>>,
+    /// How it proves that.
+    pub cred: Arc<Credentials>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Largest message accepted, in bytes.
+    pub max_message: u64,
+}
+
+impl Link {
+    /// Starts dialling `peer`; calls may be made at once. `ended` runs when the link breaks by itself.
+    pub fn open(
+        peer: Identity,
+        config: LinkConfig,
+        ended: impl FnOnce(&Arc<Link>, LinkEnd) + Send + 'static,
+    ) -> Arc<Self> {
+        let link = Arc::new(Self {
+            peer,
+            state: Mutex::new(State::Dialling(Vec::new())),
+            calls: Mutex::default(),
+            next: AtomicU64::new(1),
+            tasks: Mutex::default(),
+            metrics: Arc::clone(&config.metrics),
+        });
+        let run = Arc::clone(&link);
+        let task = tokio::spawn(async move {
+            let end = run.run(config).await;
+            ended(&run, end);
+        });
+        link.tasks.lock().push(task.abort_handle());
+        link
+    }
+
+    /// Whether calls on it can still succeed.
+    pub fn is_closed(&self) -> bool {
+        matches!(*self.state.lock(), State::Closed(_))
+    }
+
+    /// Sends a call; whatever becomes of it reaches `outcall`.
+    pub fn call(
+        self: &Arc<Self>,
+        outcall: &Arc<Outcall>,
+        actor: ActorId,
+        mode: Mode,
+        payload: Payload,
+        options: &CallOptions,
+    ) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let header = CallHeader {
+            call: id,
+            actor: id_bytes(actor),
+            tell: mode == Mode::Tell,
+            codec: u32::from(payload.codec.0),
+            segments: segments_of(&payload),
+            timeout_ms: options.timeout.map(|t| t.as_millis() as u64),
+            sender: options.sender.map(id_bytes).unwrap_or_default(),
+            chain: options.chain.iter().copied().map(id_bytes).collect(),
+            trace: options.trace.clone().unwrap_or_default(),
+            no_wait: options.no_wait,
+            window: options.window,
+            message: 0,
+        };
+        if mode == Mode::Ask {
+            self.calls.lock().insert(id, Arc::clone(outcall));
+            outcall.set_route(Route::Link(Arc::downgrade(self), id));
+        }
+        self.metrics.messages_sent.inc();
+        let key = Key::Pair(options.sender, actor);
+        let mut state = self.state.lock();
+        match &mut *state {
+            State::Dialling(queue) => queue.push(Queued { key, header, payload }),
+            State::Open(outbox) => send(outbox, key, header, payload),
+            State::Closed(error) => {
+                let error = error.clone();
+                drop(state);
+                self.calls.lock().remove(&id);
+                outcall.event(ReplyEvent::Error(error));
+            }
+        }
+    }
+
+    /// Tells the callee that nobody waits for this call any more.
+    pub fn cancel(&self, id: u64) {
+        self.calls.lock().remove(&id);
+        let mut state = self.state.lock();
+        match &mut *state {
+            State::Dialling(queue) => queue.retain(|q| q.header.call != id),
+            State::Open(outbox) => outbox.send_now(Kind::Cancel, &RefHeader { id }),
+            State::Closed(_) => {}
+        }
+    }
+
+    /// Lets the callee send further items.
+    pub fn grant(&self, id: u64, items: u32) {
+        if let State::Open(outbox) = &*self.state.lock() {
+            outbox.send_now(Kind::Credit, &CreditHeader { call: id, items });
+        }
+    }
+
+    /// Closes the link: every call on it fails with `error`.
+    pub fn close(&self, error: &Error) {
+        let old = {
+            let mut state = self.state.lock();
+            if matches!(*state, State::Closed(_)) {
+                return;
+            }
+            std::mem::replace(&mut *state, State::Closed(error.clone()))
+        };
+        drop(old);
+        let calls: Vec<_> = self.calls.lock().drain().collect();
+        for (_, call) in calls {
+            call.event(ReplyEvent::Error(error.clone()));
+        }
+        for task in self.tasks.lock().drain(..) {
+            task.abort();
+        }
+    }
+
+    async fn run(self: &Arc<Self>, config: LinkConfig) -> LinkEnd {
+        let addr = self.peer.addr;
+        let session: u128 = rand::random();
+        let me = *config.me.lock();
+        let dialled = tokio::try_join!(
+            conn::dial(addr, me, Lane::Small, session, &config.cred),
+            conn::dial(addr, me, Lane::Bulk, session, &config.cred),
+        );
+        let ((small, peer), (bulk, _)) = match dialled {
+            Ok(both) => both,
+            Err(DialError { error, refused }) => {
+                self.fail(&error);
+                return if refused { LinkEnd::Refused } else { LinkEnd::Broken };
+            }
+        };
+        if peer.node != self.peer.node {
+            self.fail(&Error::ConnectFailed {
+                addr: addr.to_string(),
+                reason: format!("node {} lives there now, not {}", peer.node, self.peer.node),
+            });
+            return LinkEnd::Refused;
+        }
+        let (small_in, small_out) = conn::halves(small);
+        let (bulk_in, bulk_out) = conn::halves(bulk);
+        let (outbox, queues) = Outbox::new();
+        let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));
+        {
+            let mut state = self.state.lock();
+            let State::Dialling(queue) = &mut *state else { return LinkEnd::Broken };
+            for Queued { key, header, payload } in std::mem::take(queue) {
+                send(&outbox, key, header, payload);
+            }
+            *state = State::Open(outbox);
+        }
+        let role: Arc<dyn Role> = Arc::clone(self) as Arc<dyn Role>;
+        let read_small = read_link(small_in, config.max_message, Arc::clone(&config.metrics), Arc::clone(&role));
+        let read_bulk = read_link(bulk_in, config.max_message, Arc::clone(&config.metrics), role);
+        let reason = tokio::select! {
+            done = write_small => done.err().map(|e| e.to_string()),
+            done = write_bulk => done.err().map(|e| e.to_string()),
+            done = read_small => done.err().map(|e| e.to_string()),
+            done = read_bulk => done.err().map(|e| e.to_string()),
+        };
+        let reason = reason.unwrap_or_else(|| "the peer closed it".to_owned());
+        self.fail(&Error::ConnectionLost { addr: addr.to_string(), reason });
+        LinkEnd::Broken
+    }
+
+    /// Closes from inside the link's own task, which must live on to report the end.
+    fn fail(&self, error: &Error) {
+        self.tasks.lock().clear();
+        self.close(error);
+    }
+}
+
+impl Role for Link {
+    fn inbound(self: Arc<Self>, message: Inbound) -> Result<()> {
+        let call = |id: u64| self.calls.lock().get(&id).cloned();
+        let last = |id: u64| self.calls.lock().remove(&id);
+        // A call that was cancelled or timed out is gone: what arrives for it is dropped.
+        match message {
+            Inbound::Value(id, payload) => {
+                if let Some(call) = last(id) {
+                    call.event(ReplyEvent::Value(payload));
+                }
+            }
+            Inbound::Error(id, error) => {
+                if let Some(call) = last(id) {
+                    call.event(ReplyEvent::Error(error));
+                }
+            }
+            Inbound::End(id) => {
+                if let Some(call) = last(id) {
+                    call.event(ReplyEvent::End);
+                }
+            }
+            Inbound::StreamStart(id) => {
+                if let Some(call) = call(id) {
+                    call.event(ReplyEvent::StreamStart);
+                }
+            }
+            Inbound::Item(id, payload) => {
+                if let Some(call) = call(id) {
+                    self.metrics.stream_items.inc();
+                    call.event(ReplyEvent::Item(payload));
+                }
+            }
+            Inbound::Arrived(message) => {
+                if let State::Open(outbox) = &*self.state.lock() {
+                    outbox.arrived(message);
+                }
+            }
+            Inbound::Call(..) | Inbound::Credit(_) | Inbound::Cancel(_) => {
+                return Err(Error::Protocol("a callee sent what only callers send".into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&self, message: u64) {
+        if let State::Open(outbox) = &*self.state.lock() {
+            outbox.send_now(Kind::Arrived, &RefHeader { id: message });
+        }
+    }
+}
+
+fn send(outbox: &Outbox, key: Key, header: CallHeader, payload: Payload) {
+    outbox.send(key, Kind::Call, payload, |message| CallHeader { message, ..header });
+}
+
+fn id_bytes(id: ActorId) -> Bytes {
+    Bytes::copy_from_slice(&id.to_bytes())
+}

@@ -1,0 +1,244 @@
+//! Sending on a link: small frames on one connection, large messages in interleaved chunks on another.
+//!
+//! Order (R2): messages of one key (a sender-receiver pair, or the events of one call) must arrive in order although the two
+//! connections race. A key that has a large message under way sends everything through the bulk lane, behind it, until the
+//! peer says that it arrived; other keys are not held up.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes, BytesMut};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use super::wire::{Kind, RefHeader, encode};
+use crate::id::ActorId;
+use crate::observe::Metrics;
+use crate::payload::Payload;
+
+/// Messages up to this many bytes travel whole on the small lane.
+pub const SMALL: usize = 64 << 10;
+/// Larger ones in pieces of this many bytes, one piece of each message in turn.
+const CHUNK: usize = 256 << 10;
+const BATCH: usize = 64;
+
+/// What must stay in order among itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
+    /// Calls of one sender to one actor.
+    Pair(Option<ActorId>, ActorId),
+    /// Reply events of one call.
+    Call(u64),
+}
+
+struct Frame {
+    head: Bytes,
+    body: Option<Payload>,
+}
+
+struct BulkMessage {
+    key: Key,
+    id: u64,
+    frame: Bytes,
+    first: usize,
+    segments: VecDeque<Bytes>,
+    left: usize,
+}
+
+#[derive(Default)]
+struct Order {
+    next: u64,
+    outstanding: HashMap<Key, u32>,
+    messages: HashMap<u64, Key>,
+}
+
+/// The sending side of a link; dropping it ends its writers once they have sent what is queued.
+pub struct Outbox {
+    small: mpsc::UnboundedSender<Frame>,
+    bulk: mpsc::UnboundedSender<BulkMessage>,
+    order: Mutex<Order>,
+}
+
+/// The queue ends that the two writer tasks drain.
+pub struct Queues {
+    small: mpsc::UnboundedReceiver<Frame>,
+    bulk: mpsc::UnboundedReceiver<BulkMessage>,
+}
+
+impl Outbox {
+    /// An outbox and the queues to be written out.
+    pub fn new() -> (Self, Queues) {
+        let (small, small_rx) = mpsc::unbounded_channel();
+        let (bulk, bulk_rx) = mpsc::unbounded_channel();
+        (Self { small, bulk, order: Mutex::default() }, Queues { small: small_rx, bulk: bulk_rx })
+    }
+
+    /// Sends a message that has a payload. `header` is told the message number to put in (0 = whole in one frame).
+    pub fn send<M: Message>(&self, key: Key, kind: Kind, payload: Payload, header: impl FnOnce(u64) -> M) {
+        let total = payload.len();
+        // The lock is held over the push: two senders of one key must queue in the order they were numbered.
+        let mut order = self.order.lock();
+        if total <= SMALL && !order.outstanding.contains_key(&key) {
+            let head = encode(kind, &header(0), total);
+            let _ = self.small.send(Frame { head, body: Some(payload) });
+            return;
+        }
+        order.next += 1;
+        let id = order.next;
+        *order.outstanding.entry(key).or_default() += 1;
+        order.messages.insert(id, key);
+        let first = total.min(CHUNK);
+        let frame = encode(kind, &header(id), first);
+        let segments = std::iter::once(payload.head).chain(payload.buffers).filter(|s| !s.is_empty()).collect();
+        let _ = self.bulk.send(BulkMessage { key, id, frame, first, segments, left: total });
+    }
+
+    /// Sends a frame without a body, after everything of its key.
+    pub fn send_after(&self, key: Key, kind: Kind, header: &impl Message) {
+        let order = self.order.lock();
+        let head = encode(kind, header, 0);
+        if order.outstanding.contains_key(&key) {
+            let message = BulkMessage { key, id: 0, frame: head, first: 0, segments: VecDeque::new(), left: 0 };
+            let _ = self.bulk.send(message);
+        } else {
+            let _ = self.small.send(Frame { head, body: None });
+        }
+    }
+
+    /// Sends a frame without a body at once.
+    pub fn send_now(&self, kind: Kind, header: &impl Message) {
+        let _ = self.small.send(Frame { head: encode(kind, header, 0), body: None });
+    }
+
+    /// The peer has this bulk message whole.
+    pub fn arrived(&self, message: u64) {
+        let mut order = self.order.lock();
+        let Some(key) = order.messages.remove(&message) else { return };
+        if let Some(count) = order.outstanding.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                order.outstanding.remove(&key);
+            }
+        }
+    }
+}
+
+impl Queues {
+    /// Splits into the small and the bulk writer, each a future that ends with its queue or its connection.
+    pub fn writers<S, B>(
+        self,
+        small: S,
+        bulk: B,
+        metrics: Arc<Metrics>,
+    ) -> (impl Future<Output = std::io::Result<()>>, impl Future<Output = std::io::Result<()>>)
+    where
+        S: AsyncWrite + Unpin + Send,
+        B: AsyncWrite + Unpin + Send,
+    {
+        (write_small(small, self.small, Arc::clone(&metrics)), write_bulk(bulk, self.bulk, metrics))
+    }
+}
+
+async fn write_small(
+    mut io: impl AsyncWrite + Unpin,
+    mut queue: mpsc::UnboundedReceiver<Frame>,
+    metrics: Arc<Metrics>,
+) -> std::io::Result<()> {
+    let mut batch = Vec::with_capacity(BATCH);
+    let mut out = BytesMut::with_capacity(SMALL);
+    while queue.recv_many(&mut batch, BATCH).await > 0 {
+        for Frame { head, body } in batch.drain(..) {
+            out.extend_from_slice(&head);
+            if let Some(Payload { head, buffers, .. }) = body {
+                out.extend_from_slice(&head);
+                for buffer in buffers {
+                    out.extend_from_slice(&buffer);
+                }
+            }
+            if out.len() >= SMALL {
+                flush(&mut io, &mut out, &metrics).await?;
+            }
+        }
+        flush(&mut io, &mut out, &metrics).await?;
+    }
+    io.shutdown().await
+}
+
+async fn flush(io: &mut (impl AsyncWrite + Unpin), out: &mut BytesMut, metrics: &Metrics) -> std::io::Result<()> {
+    if !out.is_empty() {
+        io.write_all(out).await?;
+        io.flush().await?;
+        metrics.bytes_out.add(out.len() as u64);
+        out.clear();
+        // A burst must not pin its memory for the life of the link.
+        if out.capacity() > 16 * SMALL {
+            *out = BytesMut::with_capacity(SMALL);
+        }
+    }
+    Ok(())
+}
+
+async fn write_bulk(
+    mut io: impl AsyncWrite + Unpin,
+    mut queue: mpsc::UnboundedReceiver<BulkMessage>,
+    metrics: Arc<Metrics>,
+) -> std::io::Result<()> {
+    let mut waiting: HashMap<Key, VecDeque<BulkMessage>> = HashMap::new();
+    let mut turns: VecDeque<Key> = VecDeque::new();
+    loop {
+        let next = if turns.is_empty() { queue.recv().await } else { queue.try_recv().ok() };
+        if let Some(message) = next {
+            let key = message.key;
+            let queue = waiting.entry(key).or_default();
+            queue.push_back(message);
+            if queue.len() == 1 {
+                turns.push_back(key);
+            }
+            continue;
+        }
+        let Some(key) = turns.pop_front() else { break };
+        let Some(messages) = waiting.get_mut(&key) else { continue };
+        if let Some(message) = messages.front_mut() {
+            write_piece(&mut io, message, &metrics).await?;
+            if message.left == 0 {
+                messages.pop_front();
+            }
+        }
+        if messages.is_empty() {
+            waiting.remove(&key);
+        } else {
+            turns.push_back(key);
+        }
+    }
+    io.shutdown().await
+}
+
+async fn write_piece(
+    io: &mut (impl AsyncWrite + Unpin),
+    message: &mut BulkMessage,
+    metrics: &Metrics,
+) -> std::io::Result<()> {
+    let begun = message.frame.is_empty();
+    let mut size = if begun { message.left.min(CHUNK) } else { message.first };
+    let frame = std::mem::take(&mut message.frame);
+    let head = if begun { encode(Kind::Chunk, &RefHeader { id: message.id }, size) } else { frame };
+    io.write_all(&head).await?;
+    metrics.bytes_out.add((head.len() + size) as u64);
+    message.left -= size;
+    while size > 0 {
+        let Some(segment) = message.segments.front_mut() else {
+            debug_assert!(false, "segments hold what `left` counts");
+            break;
+        };
+        let n = size.min(segment.len());
+        io.write_all(&segment[..n]).await?;
+        segment.advance(n);
+        size -= n;
+        if segment.is_empty() {
+            message.segments.pop_front();
+        }
+    }
+    io.flush().await
+}

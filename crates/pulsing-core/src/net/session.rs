@@ -1,0 +1,271 @@
+//! The callee's side of a link: calls from one node to the actors here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+use super::conn;
+use super::deadline::{DeadlineKey, Deadlines};
+use super::handshake::Lane;
+use super::inbound::{Inbound, Role, read_link, segments_of};
+use super::outbox::{Key, Outbox};
+use super::wire::{CallHeader, ErrorHeader, Kind, RefHeader, ReplyHeader};
+use crate::call::{Call, CancelSignal, Mode, ReplyEvent, ReplySink, Responder};
+use crate::cluster::Identity;
+use crate::error::{Error, Result};
+use crate::id::ActorId;
+use crate::observe::Metrics;
+use crate::payload::Payload;
+use crate::stream::Credit;
+
+/// How long the second lane of a link may take to follow the first.
+const PAIRING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Takes calls off links.
+pub trait Deliver: Send + Sync + 'static {
+    /// Hands a call to its actor, or fails it.
+    fn deliver(&self, call: Call);
+}
+
+struct Inflight {
+    cancel: CancelSignal,
+    credit: Arc<Credit>,
+    deadline: Option<DeadlineKey>,
+}
+
+/// The callee's side of one link.
+pub struct Session {
+    peer: Identity,
+    outbox: Mutex<Option<Outbox>>,
+    calls: Mutex<HashMap<u64, Inflight>>,
+    deliver: Weak<dyn Deliver>,
+    deadlines: Arc<Deadlines>,
+    metrics: Arc<Metrics>,
+}
+
+/// Lanes that arrived and wait for the other lane of their link.
+#[derive(Default)]
+pub struct Pairing(Mutex<HashMap<u128, (Lane, oneshot::Sender<TcpStream>)>>);
+
+/// What sessions need of their node.
+#[derive(Clone)]
+pub struct SessionConfig {
+    /// Where calls go.
+    pub deliver: Weak<dyn Deliver>,
+    /// Timers.
+    pub deadlines: Arc<Deadlines>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Largest message accepted, in bytes.
+    pub max_message: u64,
+}
+
+impl Pairing {
+    /// Takes a lane of link `session`. Returns both lanes, small first, to whoever came first; `None` to the other, or when
+    /// the second never came.
+    pub async fn pair(&self, session: u128, lane: Lane, stream: TcpStream) -> Option<(TcpStream, TcpStream)> {
+        let other = {
+            let mut waiting = self.0.lock();
+            match waiting.remove(&session) {
+                Some((have, tx)) if have != lane => {
+                    let _ = tx.send(stream);
+                    return None;
+                }
+                Some(_) => return None,
+                None => {
+                    let (tx, rx) = oneshot::channel();
+                    waiting.insert(session, (lane, tx));
+                    rx
+                }
+            }
+        };
+        match tokio::time::timeout(PAIRING_TIMEOUT, other).await {
+            Ok(Ok(second)) if lane == Lane::Small => Some((stream, second)),
+            Ok(Ok(second)) => Some((second, stream)),
+            _ => {
+                self.0.lock().remove(&session);
+                None
+            }
+        }
+    }
+}
+
+/// Serves one link until it breaks.
+pub async fn serve(peer: Identity, small: TcpStream, bulk: TcpStream, config: SessionConfig) {
+    let (outbox, queues) = Outbox::new();
+    let session = Arc::new(Session {
+        peer,
+        outbox: Mutex::new(Some(outbox)),
+        calls: Mutex::default(),
+        deliver: config.deliver,
+        deadlines: config.deadlines,
+        metrics: Arc::clone(&config.metrics),
+    });
+    let guard = CloseOnDrop(Arc::clone(&session));
+    let (small_in, small_out) = conn::halves(small);
+    let (bulk_in, bulk_out) = conn::halves(bulk);
+    let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));
+    let role: Arc<dyn Role> = Arc::clone(&session) as Arc<dyn Role>;
+    let read_small = read_link(small_in, config.max_message, Arc::clone(&config.metrics), Arc::clone(&role));
+    let read_bulk = read_link(bulk_in, config.max_message, Arc::clone(&config.metrics), role);
+    let ended = tokio::select! {
+        done = write_small => done.err().map(|e| e.to_string()),
+        done = write_bulk => done.err().map(|e| e.to_string()),
+        done = read_small => done.err().map(|e| e.to_string()),
+        done = read_bulk => done.err().map(|e| e.to_string()),
+    };
+    if let Some(reason) = ended {
+        tracing::debug!(peer = %session.peer.addr, reason, "link from a peer ended");
+    }
+    drop(guard);
+}
+
+/// Callers that are gone want nothing: their calls are cancelled however the session ends.
+struct CloseOnDrop(Arc<Session>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.outbox.lock().take();
+        let calls: Vec<_> = self.0.calls.lock().drain().collect();
+        for (_, call) in calls {
+            call.cancel.fire();
+            call.credit.close();
+            if let Some(key) = call.deadline {
+                self.0.deadlines.remove(key);
+            }
+        }
+    }
+}
+
+impl Session {
+    fn call(self: &Arc<Self>, header: CallHeader, payload: Payload) -> Result<()> {
+        let actor = ActorId::from_bytes(&header.actor)?;
+        let id = header.call;
+        let cancel = CancelSignal::new();
+        let credit = Arc::new(Credit::new(header.window));
+        let deadline = header.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
+        let sink: Arc<dyn ReplySink> = if header.tell {
+            Arc::new(Nowhere)
+        } else {
+            let key = deadline.map(|at| {
+                let cancel = cancel.clone();
+                self.deadlines.insert(at, move || cancel.fire())
+            });
+            let inflight = Inflight { cancel: cancel.clone(), credit: Arc::clone(&credit), deadline: key };
+            if self.calls.lock().insert(id, inflight).is_some() {
+                return Err(Error::Protocol(format!("call {id} made twice")));
+            }
+            Arc::new(RemoteSink { session: Arc::clone(self), call: id })
+        };
+        let chain = header.chain.iter().map(|raw| ActorId::from_bytes(raw)).collect::<Result<_>>()?;
+        let sender = if header.sender.is_empty() { None } else { Some(ActorId::from_bytes(&header.sender)?) };
+        let call = Call {
+            target: actor,
+            mode: if header.tell { Mode::Tell } else { Mode::Ask },
+            payload,
+            deadline,
+            sender,
+            chain,
+            trace: (!header.trace.is_empty()).then_some(header.trace),
+            no_wait: header.no_wait,
+            responder: Responder::new(actor, sink, credit, cancel),
+        };
+        match self.deliver.upgrade() {
+            Some(node) => node.deliver(call),
+            None => call.responder.error(Error::ShutDown),
+        }
+        Ok(())
+    }
+
+    fn first_reply(&self, call: u64) {
+        let key = self.calls.lock().get_mut(&call).and_then(|c| c.deadline.take());
+        if let Some(key) = key {
+            self.deadlines.remove(key);
+        }
+    }
+
+    fn end(&self, call: u64) {
+        self.first_reply(call);
+        self.calls.lock().remove(&call);
+    }
+}
+
+impl Role for Session {
+    fn inbound(self: Arc<Self>, message: Inbound) -> Result<()> {
+        match message {
+            Inbound::Call(header, payload) => self.call(header, payload)?,
+            Inbound::Credit(credit) => {
+                let held = self.calls.lock().get(&credit.call).map(|c| Arc::clone(&c.credit));
+                if let Some(held) = held {
+                    held.grant(credit.items);
+                }
+            }
+            Inbound::Cancel(id) => {
+                let call = self.calls.lock().remove(&id);
+                if let Some(call) = call {
+                    if let Some(key) = call.deadline {
+                        self.deadlines.remove(key);
+                    }
+                    call.cancel.fire();
+                    call.credit.close();
+                }
+            }
+            Inbound::Arrived(message) => {
+                if let Some(outbox) = &*self.outbox.lock() {
+                    outbox.arrived(message);
+                }
+            }
+            _ => return Err(Error::Protocol("a caller sent what only callees send".into())),
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&self, message: u64) {
+        if let Some(outbox) = &*self.outbox.lock() {
+            outbox.send_now(Kind::Arrived, &RefHeader { id: message });
+        }
+    }
+}
+
+/// Answers across the link.
+struct RemoteSink {
+    session: Arc<Session>,
+    call: u64,
+}
+
+impl ReplySink for RemoteSink {
+    fn event(&self, event: ReplyEvent) {
+        let terminal = event.is_terminal();
+        if terminal {
+            self.session.end(self.call);
+        } else if matches!(event, ReplyEvent::StreamStart) {
+            self.session.first_reply(self.call);
+            self.session.metrics.streams.inc();
+        }
+        let guard = self.session.outbox.lock();
+        let Some(outbox) = &*guard else { return };
+        let call = self.call;
+        let key = Key::Call(call);
+        match event {
+            ReplyEvent::Value(p) | ReplyEvent::Item(p) => {
+                let header = ReplyHeader { call, codec: u32::from(p.codec.0), segments: segments_of(&p), message: 0 };
+                let kind = if terminal { Kind::Value } else { Kind::Item };
+                outbox.send(key, kind, p, |message| ReplyHeader { message, ..header });
+            }
+            ReplyEvent::Error(e) => outbox.send_after(key, Kind::Error, &ErrorHeader::from_error(call, &e)),
+            ReplyEvent::StreamStart => outbox.send_after(key, Kind::StreamStart, &RefHeader { id: call }),
+            ReplyEvent::End => outbox.send_after(key, Kind::End, &RefHeader { id: call }),
+        }
+    }
+}
+
+/// Replies to a tell.
+struct Nowhere;
+
+impl ReplySink for Nowhere {
+    fn event(&self, _event: ReplyEvent) {}
+}
