@@ -1,0 +1,35 @@
+"""Every example runs by itself and prints what it says."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, free_ports
+
+EXAMPLES = {
+    "counter.py": "2\n5\n",
+    "pipeline.py": "".join(f"{n}\n" for n in range(10)) + "the producer stopped\n",
+    "engine.py": "HELLO FROM AN ENGINE OF MY OWN\n",
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name: str, tmp_path: pathlib.Path) -> None:
+    arguments = [str(free_ports(1)[0])] if name == "engine.py" else []
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, EXAMPLES[name]), done.stderr
+
+
+def test_every_example_is_tested_and_listed() -> None:
+    files = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert files == set(EXAMPLES)
+    listing = (ROOT / "examples/README.md").read_text()
+    assert all(f"`{name}`" in listing for name in files)
