@@ -1,1 +1,34 @@
-//! The OpenAI-compatible data plane.
+//! The OpenAI-compatible data plane: one HTTP server in front of the Workers of a cluster.
+//!
+//! | module       | holds                                                                      |
+//! |--------------|----------------------------------------------------------------------------|
+//! | [`protocol`] | the worker protocol (`proto/worker.proto`)                                 |
+//! | [`api`]      | OpenAI's requests, errors, answers and event streams                       |
+//! | [`cluster`]  | what the gateway asks of the runtime, so that tests can stand in for it    |
+//! | [`pool`]     | the Workers as they are now: states, load, models                          |
+//! | [`policy`]   | which Worker takes the next request                                        |
+//! | `dispatch`   | one request to one Worker, and to the next when that one fails             |
+//! | [`server`]   | listener, routes, request life                                             |
+//!
+//! A request is parsed, admitted, placed, forwarded and streamed without a lock that a writer holds: routing reads an
+//! immutable snapshot of the pool.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod api;
+pub mod cluster;
+mod config;
+mod dispatch;
+mod metrics;
+pub mod picker;
+pub mod policy;
+pub mod pool;
+pub mod protocol;
+pub mod server;
+
+pub use cluster::Cluster;
+pub use config::{GatewayConfig, GatewayError};
+pub use picker::{ActorPicker, ExternalPicker, PickRequest};
+pub use policy::PolicyKind;
+pub use server::Gateway;

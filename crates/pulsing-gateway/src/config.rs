@@ -1,0 +1,99 @@
+//! What a gateway is started with.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::picker::ExternalPicker;
+use crate::policy::PolicyKind;
+
+/// Settings of one gateway.
+#[derive(Clone)]
+pub struct GatewayConfig {
+    /// Host name or address to listen on. Default `0.0.0.0`.
+    pub host: String,
+    /// Port; 0 takes a free one. Default 8080.
+    pub port: u16,
+    /// Public name of whatever serves under `worker_name` (S7). Default `pulsing-model`.
+    pub model_name: String,
+    /// Name the Workers are registered under. Default `worker`.
+    pub worker_name: String,
+    /// How a Worker is chosen. Default `stream_load`.
+    pub policy: PolicyKind,
+    /// Asked before the policy (S1).
+    pub picker: Option<Arc<dyn ExternalPicker>>,
+    /// How long `picker` may take for one request before the policy decides. Default 50 ms.
+    pub picker_limit: Duration,
+    /// Largest request body in bytes. Default 64 MiB, which holds a 33 MB image in base64.
+    pub max_body: usize,
+    /// Requests in the house at once, running or waiting; more are refused with 503 (S6). Default 4096.
+    pub max_requests: usize,
+    /// Limit of one request from arrival to its last byte. Default 600 s, the openai clients' own limit.
+    pub request_timeout: Duration,
+    /// How long a connection may take to send a request head, and may stay idle between requests. Default 120 s: longer
+    /// than the keep-alive of common clients (Go 90 s), so that it is the client that closes.
+    pub header_timeout: Duration,
+    /// How long a body may pause while it is read. Default 30 s.
+    pub body_timeout: Duration,
+    /// Silence on a stream after which a comment line keeps proxies from cutting it. Default 15 s.
+    pub ping_interval: Duration,
+    /// How long a request waits for another Worker when the one it was on is lost. Default 1 s.
+    pub worker_wait: Duration,
+    /// Workers that one request is tried on at most. Default 5.
+    pub max_attempts: u32,
+    /// Answer browsers of any origin (CORS). Default true: the API carries no cookies.
+    pub cors: bool,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            host: "0.0.0.0".to_owned(),
+            port: 8080,
+            model_name: "pulsing-model".to_owned(),
+            worker_name: "worker".to_owned(),
+            policy: PolicyKind::StreamLoad,
+            picker: None,
+            picker_limit: Duration::from_millis(50),
+            max_body: 64 << 20,
+            max_requests: 4096,
+            request_timeout: Duration::from_secs(600),
+            header_timeout: Duration::from_secs(120),
+            body_timeout: Duration::from_secs(30),
+            ping_interval: Duration::from_secs(15),
+            worker_wait: Duration::from_secs(1),
+            max_attempts: 5,
+            cors: true,
+        }
+    }
+}
+
+impl fmt::Debug for GatewayConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatewayConfig")
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .field("model_name", &self.model_name)
+            .field("worker_name", &self.worker_name)
+            .field("policy", &self.policy)
+            .field("picker", &self.picker.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a gateway could not start.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GatewayError {
+    /// The address is taken or not ours.
+    #[error("the Router cannot listen on {addr}: {reason}")]
+    Bind {
+        /// `host:port`.
+        addr: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// A setting does not make sense.
+    #[error("bad setting: {0}")]
+    Config(String),
+}

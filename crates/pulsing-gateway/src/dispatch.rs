@@ -1,0 +1,327 @@
+//! One request to one Worker, and to the next when that one fails before it has begun to answer (S4).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::Bytes;
+use pulsing_core::{ActorId, CallOptions, Error, ItemStream, Reply};
+use tokio::sync::oneshot;
+
+use crate::api::{Api, ApiError};
+use crate::cluster::{BoxFuture, Cluster};
+use crate::config::GatewayConfig;
+use crate::metrics::{Metrics, Retry};
+use crate::picker::PickRequest;
+use crate::policy::{Hints, Policy};
+use crate::pool::{Lease, Pool, State, Worker};
+use crate::protocol::{self, Deltas, Generate, Kind, Request};
+
+/// What placing a request needs.
+pub(crate) struct Placement {
+    pub(crate) cluster: Arc<dyn Cluster>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) config: GatewayConfig,
+    pub(crate) metrics: Metrics,
+}
+
+/// One client request, shared by its sub-requests.
+pub(crate) struct Job {
+    pub(crate) api: Api,
+    pub(crate) model: String,
+    pub(crate) request_id: String,
+    pub(crate) traceparent: Option<String>,
+    pub(crate) affinity: Option<String>,
+    pub(crate) deadline: Instant,
+    /// For a scheduler outside.
+    pub(crate) pick: Option<PickRequest>,
+}
+
+/// A Worker's stream that has begun.
+struct Upstream {
+    stream: ItemStream,
+    first: Option<Deltas>,
+    lease: Lease,
+}
+
+/// How an attempt ended that gave no stream.
+enum Failure {
+    /// The Worker, or the way to it, is gone: nothing of the answer was seen, so another may give it.
+    Lost(Error),
+    /// The Worker takes no requests now.
+    Unready(ApiError),
+    /// The Worker failed on this request.
+    Failed(ApiError),
+    /// To the client, as it is.
+    Final(ApiError),
+}
+
+impl Placement {
+    /// Sends `body` to a Worker and waits for the first piece of its answer.
+    async fn place(self: Arc<Self>, job: Arc<Job>, body: Bytes) -> Result<Upstream, ApiError> {
+        let mut excluded: Vec<ActorId> = Vec::new();
+        let mut failed: Option<ApiError> = None;
+        let mut last_words: Option<String> = None;
+        let mut lost = 0;
+        let mut patience = None;
+        let mut versions = self.pool.versions();
+        loop {
+            versions.mark_unchanged();
+            let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
+            let Some(worker) = self.choose(&ready, &excluded, &job).await else {
+                if let Some(error) = failed {
+                    return Err(error);
+                }
+                // Waiting pays only when somebody has just been lost: then another may be coming.
+                let hurt = lost > 0 || last_words.is_some() || self.pool.snapshot().count(State::Unreachable) > 0;
+                let until = *patience.get_or_insert_with(|| Instant::now() + self.config.worker_wait);
+                if hurt && tokio::time::timeout_at(until.into(), versions.changed()).await.is_ok_and(|ok| ok.is_ok()) {
+                    continue;
+                }
+                let mut why = self.pool.explain(&job.model);
+                if let Some(words) = last_words {
+                    why = format!("{why} The last one tried said: {words}");
+                }
+                return Err(ApiError::no_workers(&why));
+            };
+            match self.attempt(&worker, &job, body.clone()).await {
+                Ok(upstream) => return Ok(upstream),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Lost(error)) => {
+                    tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, %error, "lost before the first piece; trying another worker");
+                    self.pool.suspect(&worker);
+                    lost += 1;
+                    if lost >= self.config.max_attempts {
+                        let mut error = ApiError::worker_fault(format!(
+                            "{lost} workers were lost while they worked on this request, one after another"
+                        ));
+                        error.no_retry = true;
+                        return Err(error);
+                    }
+                    self.metrics.retry(Retry::Lost);
+                }
+                Err(Failure::Unready(error)) => {
+                    excluded.push(worker.target().actor);
+                    last_words = Some(error.message);
+                    self.metrics.retry(Retry::Unready);
+                }
+                Err(Failure::Failed(mut error)) => {
+                    // The same failure on two Workers is the request's own: do not carry it through the fleet.
+                    let again = failed.is_some();
+                    error.no_retry = true;
+                    if again {
+                        return Err(error);
+                    }
+                    tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, error = %error.message, "worker failed; trying another");
+                    excluded.push(worker.target().actor);
+                    failed = Some(error);
+                    self.metrics.retry(Retry::Failed);
+                }
+            }
+        }
+    }
+
+    async fn choose(&self, ready: &Arc<[Arc<Worker>]>, excluded: &[ActorId], job: &Job) -> Option<Arc<Worker>> {
+        let kept: Vec<Arc<Worker>>;
+        let candidates: &[Arc<Worker>] = if excluded.is_empty() {
+            ready
+        } else {
+            kept = ready.iter().filter(|worker| !excluded.contains(&worker.target().actor)).cloned().collect();
+            &kept
+        };
+        if candidates.is_empty() {
+            return None;
+        }
+        if let Some(worker) = self.ask_picker(candidates, job).await {
+            return Some(worker);
+        }
+        let hints = Hints { affinity: job.affinity.as_deref() };
+        candidates.get(self.policy.pick(candidates, hints)).cloned()
+    }
+
+    async fn ask_picker(&self, candidates: &[Arc<Worker>], job: &Job) -> Option<Arc<Worker>> {
+        let picker = self.config.picker.as_ref()?;
+        let (answer, pick) = oneshot::channel();
+        picker.pick(job.pick.clone()?, answer);
+        match tokio::time::timeout(self.config.picker_limit, pick).await {
+            Ok(Ok(None)) => None,
+            Ok(Ok(Some(actor))) => {
+                let found = candidates.iter().find(|worker| worker.target().actor == actor).cloned();
+                if found.is_none() {
+                    self.metrics.picker_failed.fetch_add(1, Relaxed);
+                }
+                found
+            }
+            Ok(Err(_)) => {
+                self.metrics.picker_failed.fetch_add(1, Relaxed);
+                None
+            }
+            Err(_) => {
+                self.metrics.picker_late.fetch_add(1, Relaxed);
+                None
+            }
+        }
+    }
+
+    async fn attempt(&self, worker: &Arc<Worker>, job: &Job, body: Bytes) -> Result<Upstream, Failure> {
+        let lease = worker.lease();
+        let left = job.deadline.saturating_duration_since(Instant::now());
+        let generate = Generate {
+            api: job.api.wire_name().to_owned(),
+            request_id: job.request_id.clone(),
+            deadline_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1),
+            traceparent: job.traceparent.clone().unwrap_or_default(),
+            ..Generate::default()
+        };
+        let request = Request { version: protocol::VERSION, kind: Some(Kind::Generate(generate)) };
+        let options = CallOptions { timeout: Some(left), trace: job.traceparent.clone(), ..CallOptions::default() };
+        let payload = protocol::payload(&request, Some(body));
+        let reply = self.cluster.call(worker.target(), payload, options).await;
+        let mut stream = match reply.map_err(|error| self.classify(error))? {
+            Reply::Stream(stream) => stream,
+            Reply::Value(_) => return Err(broken("the worker answered with a value where a stream was due")),
+        };
+        match stream.next().await {
+            Some(Ok(item)) => {
+                let first = protocol::decode::<Deltas>(&item).map_err(|error| broken(&error))?;
+                Ok(Upstream { stream, first: Some(first), lease })
+            }
+            Some(Err(error)) => Err(self.classify(error)),
+            None => Err(broken("the worker ended without an answer")),
+        }
+    }
+
+    fn classify(&self, error: Error) -> Failure {
+        match error {
+            Error::ActorNotFound { .. }
+            | Error::ActorStopped { .. }
+            | Error::NodeNotFound { .. }
+            | Error::ConnectFailed { .. }
+            | Error::ConnectionLost { .. }
+            | Error::Refused { .. } => Failure::Lost(error),
+            Error::Timeout { .. } => Failure::Final(ApiError::deadline(self.config.request_timeout.as_secs_f64())),
+            Error::ShutDown => Failure::Final(ApiError::draining()),
+            Error::MailboxFull { .. } => Failure::Unready(ApiError::worker_fault("its mailbox is full")),
+            Error::TooLarge { limit, .. } => {
+                Failure::Final(ApiError::too_large(usize::try_from(limit).unwrap_or(usize::MAX)))
+            }
+            Error::App(error) => {
+                let error = ApiError::from_worker(&error);
+                match error.status {
+                    503 => Failure::Unready(error),
+                    500.. => Failure::Failed(error),
+                    _ => Failure::Final(error),
+                }
+            }
+            other => broken(&format!("the call to the worker failed: {}", other.kind())),
+        }
+    }
+
+    /// What a failure in the middle of a stream tells the client.
+    fn cut(&self, worker: &Worker, error: Error) -> ApiError {
+        match self.classify(error) {
+            Failure::Lost(error) => {
+                tracing::warn!(worker = %worker.target().actor, %error, "worker lost in the middle of a stream");
+                self.pool.suspect(worker);
+                ApiError::worker_fault("the worker was lost in the middle of its answer")
+            }
+            Failure::Unready(error) | Failure::Failed(error) | Failure::Final(error) => error,
+        }
+    }
+}
+
+fn broken(message: &str) -> Failure {
+    Failure::Failed(ApiError::worker_fault(message))
+}
+
+/// The pieces of one client request, from one Worker or, with several prompts, from several. Dropping it cancels them.
+pub(crate) struct Source {
+    placement: Arc<Placement>,
+    subs: Vec<Sub>,
+    /// Choices a sub-request has.
+    n: u32,
+    next: usize,
+}
+
+enum Sub {
+    Waiting(BoxFuture<Result<Upstream, ApiError>>),
+    Live(Box<Upstream>),
+    Done,
+}
+
+impl Source {
+    /// Places one sub-request a body; choice `c` of body `b` comes out as choice `b * n + c`.
+    pub(crate) fn new(placement: &Arc<Placement>, job: &Arc<Job>, bodies: Vec<Bytes>, n: u32) -> Self {
+        let subs = bodies
+            .into_iter()
+            .map(|body| Sub::Waiting(Box::pin(Arc::clone(placement).place(Arc::clone(job), body))))
+            .collect();
+        Self { placement: Arc::clone(placement), subs, n, next: 0 }
+    }
+
+    /// The next pieces; `None` when every sub-request is complete. Nothing follows an error.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Deltas, ApiError>>> {
+        let count = self.subs.len();
+        let mut live = false;
+        for step in 0..count {
+            let at = (self.next + step) % count;
+            match self.subs[at].poll(cx, &self.placement) {
+                Poll::Ready(Some(Ok(mut deltas))) => {
+                    for delta in &mut deltas.deltas {
+                        // A choice out of its own range must not pass for another sub-request's.
+                        delta.index = if delta.index < self.n { at as u32 * self.n + delta.index } else { u32::MAX };
+                    }
+                    // Turn by turn, so that one fast Worker does not hold back the others.
+                    self.next = at + usize::from(count > 1);
+                    return Poll::Ready(Some(Ok(deltas)));
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    self.subs.clear();
+                    return Poll::Ready(Some(Err(error)));
+                }
+                Poll::Ready(None) => {}
+                Poll::Pending => live = true,
+            }
+        }
+        if live { Poll::Pending } else { Poll::Ready(None) }
+    }
+
+    pub(crate) async fn next(&mut self) -> Option<Result<Deltas, ApiError>> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+}
+
+impl Sub {
+    fn poll(&mut self, cx: &mut Context<'_>, placement: &Placement) -> Poll<Option<Result<Deltas, ApiError>>> {
+        loop {
+            match self {
+                Self::Done => return Poll::Ready(None),
+                Self::Waiting(placing) => match placing.as_mut().poll(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Ok(upstream)) => *self = Self::Live(Box::new(upstream)),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
+                },
+                Self::Live(upstream) => {
+                    if let Some(first) = upstream.first.take() {
+                        return Poll::Ready(Some(Ok(first)));
+                    }
+                    return match upstream.stream.poll_next(cx) {
+                        Poll::Pending => Poll::Pending,
+                        Poll::Ready(Some(Ok(item))) => {
+                            Poll::Ready(Some(protocol::decode(&item).map_err(ApiError::worker_fault)))
+                        }
+                        Poll::Ready(Some(Err(error))) => {
+                            Poll::Ready(Some(Err(placement.cut(upstream.lease.worker(), error))))
+                        }
+                        Poll::Ready(None) => {
+                            *self = Self::Done;
+                            Poll::Ready(None)
+                        }
+                    };
+                }
+            }
+        }
+    }
+}

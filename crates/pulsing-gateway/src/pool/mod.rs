@@ -1,0 +1,228 @@
+//! The Workers as they are now.
+//!
+//! Two tasks' worth of writers (the registry watcher, one load subscription a Worker) and any number of readers: readers
+//! take an immutable [`Snapshot`] and look at atomics in it.
+
+mod snapshot;
+mod worker;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use pulsing_core::{ActorId, CallOptions, Error, Instance, Reply};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::cluster::Cluster;
+use crate::protocol::{self, LoadReport};
+
+pub use snapshot::Snapshot;
+pub use worker::{Lease, State, Worker};
+
+/// First pause before a lost load subscription is tried again; doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// Watches one name and keeps the picture of who serves under it.
+pub struct Pool {
+    cluster: Arc<dyn Cluster>,
+    worker_name: String,
+    model_name: String,
+    snapshot: ArcSwap<Snapshot>,
+    entries: Mutex<Entries>,
+    version: watch::Sender<u64>,
+    watcher: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Entries {
+    /// In order of appearance, which decides what the alias means among mixed models.
+    workers: Vec<Entry>,
+    /// Instances under the name that are no Workers, with the reason.
+    strangers: Vec<String>,
+    /// The model the alias stands for.
+    primary: Option<String>,
+}
+
+struct Entry {
+    worker: Arc<Worker>,
+    subscription: JoinHandle<()>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.subscription.abort();
+    }
+}
+
+impl Pool {
+    /// Starts watching. Call it inside a tokio runtime.
+    pub fn start(cluster: Arc<dyn Cluster>, worker_name: &str, model_name: &str) -> Arc<Self> {
+        let pool = Arc::new(Self {
+            cluster,
+            worker_name: worker_name.to_owned(),
+            model_name: model_name.to_owned(),
+            snapshot: ArcSwap::from_pointee(Snapshot::default()),
+            entries: Mutex::default(),
+            version: watch::Sender::new(0),
+            watcher: Mutex::default(),
+        });
+        let mut changes = pool.cluster.changes();
+        changes.mark_unchanged();
+        pool.refresh();
+        let watched = Arc::downgrade(&pool);
+        let watcher = tokio::spawn(async move {
+            while changes.changed().await.is_ok() {
+                let Some(pool) = watched.upgrade() else { return };
+                pool.refresh();
+            }
+        });
+        *pool.watcher.lock() = Some(watcher);
+        pool
+    }
+
+    /// Stops watching; requests under way keep their Workers.
+    pub fn stop(&self) {
+        if let Some(watcher) = self.watcher.lock().take() {
+            watcher.abort();
+        }
+        self.entries.lock().workers.clear();
+    }
+
+    /// The name watched.
+    pub fn worker_name(&self) -> &str {
+        &self.worker_name
+    }
+    /// The Workers now.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+    /// Changes whenever the snapshot does.
+    pub fn versions(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// A call to this Worker failed on the way: nobody is sent there until it reports again.
+    pub fn suspect(&self, worker: &Worker) {
+        if worker.set_reachable(false) {
+            self.publish();
+        }
+    }
+
+    /// Why nobody can serve `model` now, as the rest of a sentence that starts "No available workers".
+    pub fn explain(&self, model: &str) -> String {
+        let names = self.cluster.names();
+        self.snapshot().explain(&self.worker_name, model, &names)
+    }
+
+    fn refresh(self: &Arc<Self>) {
+        let instances = self.cluster.instances(&self.worker_name);
+        {
+            let mut entries = self.entries.lock();
+            let mut known: HashMap<ActorId, Instance> = HashMap::new();
+            entries.strangers.clear();
+            for instance in instances {
+                match instance.metadata.get("kind").map(String::as_str) {
+                    Some("worker") => {
+                        known.insert(instance.target.actor, instance);
+                    }
+                    kind => entries.strangers.push(kind.unwrap_or("actor").to_owned()),
+                }
+            }
+            entries.workers.retain(|entry| match known.remove(&entry.worker.target().actor) {
+                Some(instance) => {
+                    entry.worker.set_metadata(&instance.metadata);
+                    true
+                }
+                None => false,
+            });
+            let mut fresh: Vec<Instance> = known.into_values().collect();
+            fresh.sort_by_key(|instance| instance.target.actor);
+            for instance in fresh {
+                let worker = Arc::new(Worker::new(&instance));
+                let subscription = tokio::spawn(subscribe(Arc::downgrade(self), Arc::clone(&worker)));
+                tracing::info!(worker = %instance.target.actor, addr = %instance.addr, "worker appeared");
+                entries.workers.push(Entry { worker, subscription });
+            }
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let mut entries = self.entries.lock();
+        let workers: Vec<Arc<Worker>> = entries.workers.iter().map(|entry| Arc::clone(&entry.worker)).collect();
+        let snapshot = Snapshot::new(workers, entries.strangers.clone(), &self.model_name, entries.primary.as_deref());
+        if snapshot.primary() != entries.primary.as_deref() {
+            if let (Some(model), true) = (snapshot.primary(), snapshot.mixed()) {
+                tracing::warn!(
+                    alias = %self.model_name, %model,
+                    "workers under one name serve different models; the alias means the first one seen"
+                );
+            }
+            entries.primary = snapshot.primary().map(str::to_owned);
+        }
+        self.snapshot.store(Arc::new(snapshot));
+        drop(entries);
+        self.version.send_modify(|version| *version += 1);
+    }
+
+    fn report(&self, worker: &Worker, report: LoadReport) {
+        if worker.set_report(report) {
+            self.publish();
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Keeps one Worker's load coming for as long as it is registered.
+async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
+    let mut pause = RETRY_MIN;
+    loop {
+        let Some(call) = pool.upgrade().map(|pool| {
+            let options = CallOptions { timeout: None, ..CallOptions::default() };
+            pool.cluster.call(worker.target(), protocol::subscribe_load(), options)
+        }) else {
+            return;
+        };
+        let lost = match call.await {
+            Ok(Reply::Stream(mut reports)) => loop {
+                match reports.next().await {
+                    Some(Ok(item)) => {
+                        let Some(pool) = pool.upgrade() else { return };
+                        match protocol::decode::<LoadReport>(&item) {
+                            Ok(report) => {
+                                pause = RETRY_MIN;
+                                pool.report(&worker, report);
+                            }
+                            Err(error) => tracing::warn!(worker = %worker.target().actor, error, "bad load report"),
+                        }
+                    }
+                    Some(Err(error)) => break Some(error),
+                    // Load reports end with the worker.
+                    None => break Some(Error::ActorStopped { actor: worker.target().actor }),
+                }
+            },
+            Ok(Reply::Value(_)) => None,
+            Err(error) => Some(error),
+        };
+        match lost {
+            // A Worker that does not report load is known by its metadata and by what we sent it.
+            None | Some(Error::App(_)) => pause = RETRY_MAX,
+            Some(error) => {
+                tracing::debug!(worker = %worker.target().actor, %error, "load reports lost");
+                let Some(pool) = pool.upgrade() else { return };
+                pool.suspect(&worker);
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RETRY_MAX);
+    }
+}

@@ -1,0 +1,329 @@
+//! One Worker as the Router sees it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use pulsing_core::{Instance, Target};
+
+use crate::protocol::{self, LoadReport};
+
+/// A report older than this says nothing: three missed heartbeats of 500 ms.
+const STALE: Duration = Duration::from_millis(1500);
+
+/// What a Worker is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// Takes requests.
+    Ready,
+    /// Its model is not there yet.
+    Loading,
+    /// Finishes what it has.
+    Draining,
+    /// Will not serve; its detail says why.
+    Failed,
+    /// The last call to it was lost on the way.
+    Unreachable,
+    /// Speaks no version of the protocol that we do.
+    Incompatible,
+}
+
+impl State {
+    /// Every state, as counted in metrics.
+    pub const ALL: [Self; 6] =
+        [Self::Ready, Self::Loading, Self::Draining, Self::Failed, Self::Unreachable, Self::Incompatible];
+
+    /// As metadata and metrics spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Loading => "loading",
+            Self::Draining => "draining",
+            Self::Failed => "failed",
+            Self::Unreachable => "unreachable",
+            Self::Incompatible => "incompatible",
+        }
+    }
+    /// A Worker that says nothing of its state is ready; one that says something unknown is not.
+    fn parse(text: &str) -> Self {
+        match text {
+            "" | "ready" => Self::Ready,
+            "loading" => Self::Loading,
+            "draining" => Self::Draining,
+            _ => Self::Failed,
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What changes seldom.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Facts {
+    /// `state` in the metadata.
+    published: String,
+    /// `protocol` in the metadata.
+    protocol: String,
+    /// `model` in the metadata.
+    model: Option<String>,
+    /// `state` in the last report.
+    reported: Option<String>,
+    /// `models` in the last report.
+    models: Vec<String>,
+    detail: String,
+    max_model_len: u64,
+}
+
+/// One Worker: an instance id; a restarted one is another Worker.
+pub struct Worker {
+    target: Target,
+    born: Instant,
+    facts: ArcSwap<Facts>,
+    reachable: AtomicBool,
+    running: AtomicU32,
+    waiting: AtomicU32,
+    capacity: AtomicU32,
+    /// Milliseconds after `born` plus one; 0 = never.
+    reported_at: AtomicU64,
+    /// Counts reports.
+    reports: AtomicU64,
+    /// Requests of this Router on it.
+    in_flight: AtomicU32,
+    /// Of those, how many were sent since the last report, which cannot know of them.
+    unreported: AtomicI64,
+}
+
+impl Worker {
+    /// A Worker known by its registry entry.
+    pub fn new(instance: &Instance) -> Self {
+        let worker = Self {
+            target: instance.target,
+            born: Instant::now(),
+            facts: ArcSwap::default(),
+            reachable: AtomicBool::new(true),
+            running: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            capacity: AtomicU32::new(0),
+            reported_at: AtomicU64::new(0),
+            reports: AtomicU64::new(0),
+            in_flight: AtomicU32::new(0),
+            unreported: AtomicI64::new(0),
+        };
+        worker.set_metadata(&instance.metadata);
+        worker
+    }
+
+    /// Where it is.
+    pub fn target(&self) -> Target {
+        self.target
+    }
+    /// A number of its own, for hashing.
+    pub(crate) fn seed(&self) -> u64 {
+        let id = self.target.actor.0;
+        (id >> 64) as u64 ^ id as u64
+    }
+    /// What it is doing. The report is newer than the metadata, which has to travel; but who says anywhere that it goes
+    /// does go.
+    pub fn state(&self) -> State {
+        let facts = self.facts.load();
+        if !protocol::speaks_our_version(&facts.protocol) {
+            return State::Incompatible;
+        }
+        let published = State::parse(&facts.published);
+        let state = match &facts.reported {
+            Some(reported) if published != State::Draining => State::parse(reported),
+            _ => published,
+        };
+        if state == State::Ready && !self.reachable.load(Ordering::Acquire) { State::Unreachable } else { state }
+    }
+    /// The models it serves, the main one first.
+    pub fn models(&self) -> Vec<String> {
+        let facts = self.facts.load();
+        let mut models: Vec<String> = facts.model.iter().cloned().collect();
+        for model in &facts.models {
+            if !models.contains(model) {
+                models.push(model.clone());
+            }
+        }
+        models
+    }
+    /// Why it failed, how far loading is.
+    pub fn detail(&self) -> String {
+        self.facts.load().detail.clone()
+    }
+    /// Longest context in tokens; 0 = unknown.
+    pub fn max_model_len(&self) -> u64 {
+        self.facts.load().max_model_len
+    }
+
+    /// Replaces what the registry says. True if the Worker's facts changed.
+    pub(super) fn set_metadata(&self, metadata: &BTreeMap<String, String>) -> bool {
+        let text = |key: &str| metadata.get(key).cloned().unwrap_or_default();
+        self.update(|facts| {
+            facts.published = text("state");
+            facts.protocol = text("protocol");
+            facts.model = metadata.get("model").filter(|model| !model.is_empty()).cloned();
+        })
+    }
+    /// Takes a report. True if the Worker's facts or its reach changed.
+    pub(super) fn set_report(&self, report: LoadReport) -> bool {
+        self.reports.fetch_add(1, Ordering::AcqRel);
+        self.unreported.store(0, Ordering::Release);
+        self.running.store(report.running, Ordering::Relaxed);
+        self.waiting.store(report.waiting, Ordering::Relaxed);
+        self.capacity.store(report.capacity, Ordering::Relaxed);
+        self.reported_at.store(self.now(), Ordering::Release);
+        let reached = self.set_reachable(true);
+        let changed = self.update(|facts| {
+            facts.reported = Some(report.state);
+            facts.models = report.models;
+            facts.detail = report.detail;
+            facts.max_model_len = report.max_model_len;
+        });
+        reached || changed
+    }
+    /// True if that is news.
+    pub(super) fn set_reachable(&self, reachable: bool) -> bool {
+        self.reachable.swap(reachable, Ordering::AcqRel) != reachable
+    }
+    fn now(&self) -> u64 {
+        self.born.elapsed().as_millis() as u64 + 1
+    }
+    fn update(&self, change: impl FnOnce(&mut Facts)) -> bool {
+        let old = self.facts.load_full();
+        let mut new = Facts::clone(&old);
+        change(&mut new);
+        if new == *old {
+            return false;
+        }
+        self.facts.store(Arc::new(new));
+        true
+    }
+
+    /// Requests on it, as well as can be told from here: what it reported plus what it cannot have counted yet, and never
+    /// less than what this Router alone has there. A stale report counts for nothing.
+    pub fn load(&self) -> u32 {
+        let own = self.in_flight.load(Ordering::Acquire);
+        let at = self.reported_at.load(Ordering::Acquire);
+        if at == 0 || self.now().saturating_sub(at) > STALE.as_millis() as u64 {
+            return own;
+        }
+        let reported = self.running.load(Ordering::Relaxed).saturating_add(self.waiting.load(Ordering::Relaxed));
+        let unreported = self.unreported.load(Ordering::Acquire).clamp(0, i64::from(u32::MAX)) as u32;
+        reported.saturating_add(unreported).max(own)
+    }
+    /// Requests it takes at once; a Worker that does not say takes one.
+    pub fn capacity(&self) -> u32 {
+        self.capacity.load(Ordering::Relaxed).max(1)
+    }
+    /// Load, the next request included, in units of its capacity: up to 1 a request starts at once.
+    pub fn pressure(&self) -> f64 {
+        f64::from(self.load() + 1) / f64::from(self.capacity())
+    }
+    /// The next request would wait.
+    pub fn is_full(&self) -> bool {
+        // A Worker that never said what it takes is not full at one.
+        self.capacity.load(Ordering::Relaxed) != 0 && self.load() >= self.capacity()
+    }
+    /// Requests of this Router on it.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// Counts a request on it until the lease is dropped.
+    pub fn lease(self: &Arc<Self>) -> Lease {
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+        let report = self.reports.load(Ordering::Acquire);
+        self.unreported.fetch_add(1, Ordering::AcqRel);
+        Lease { worker: Arc::clone(self), report }
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("target", &self.target).field("state", &self.state()).finish_non_exhaustive()
+    }
+}
+
+/// A place on a Worker: given back when dropped, whatever happens to the request.
+#[derive(Debug)]
+pub struct Lease {
+    worker: Arc<Worker>,
+    report: u64,
+}
+
+impl Lease {
+    /// Whose place.
+    pub fn worker(&self) -> &Arc<Worker> {
+        &self.worker
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.worker.in_flight.fetch_sub(1, Ordering::AcqRel);
+        if self.worker.reports.load(Ordering::Acquire) == self.report {
+            self.worker.unreported.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pulsing_core::{ActorId, NodeId};
+
+    use super::*;
+
+    fn worker(metadata: &[(&str, &str)]) -> Arc<Worker> {
+        Arc::new(Worker::new(&Instance {
+            name: "worker".into(),
+            target: Target { node: NodeId(1), actor: ActorId(2) },
+            addr: "127.0.0.1:1".into(),
+            class: String::new(),
+            metadata: metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        }))
+    }
+    fn report(state: &str, running: u32, capacity: u32) -> LoadReport {
+        LoadReport { state: state.into(), running, capacity, ..LoadReport::default() }
+    }
+
+    #[test]
+    fn the_report_overrules_the_metadata_except_when_leaving() {
+        let ready = worker(&[("protocol", "1..1"), ("state", "loading")]);
+        assert_eq!(ready.state(), State::Loading);
+        assert!(ready.set_report(report("ready", 0, 1)));
+        assert_eq!(ready.state(), State::Ready);
+        assert!(!ready.set_report(report("ready", 1, 1)), "numbers alone are no news");
+        ready.set_metadata(&BTreeMap::from([("protocol".into(), "1..3".into()), ("state".into(), "draining".into())]));
+        assert_eq!(ready.state(), State::Draining);
+        assert_eq!(worker(&[("protocol", "2..3")]).state(), State::Incompatible);
+        assert_eq!(worker(&[]).state(), State::Incompatible);
+    }
+
+    #[test]
+    fn load_is_the_report_plus_what_it_cannot_know_and_never_below_our_own() {
+        let worker = worker(&[("protocol", "1..1")]);
+        let first = worker.lease();
+        assert_eq!(worker.load(), 1, "without a report our own count");
+        worker.set_report(report("ready", 3, 4));
+        assert_eq!(worker.load(), 3, "the report has seen the first one");
+        let second = worker.lease();
+        assert_eq!((worker.load(), worker.is_full()), (4, true));
+        drop(first);
+        assert_eq!(worker.load(), 4, "the reported one is taken back by the next report, not by us");
+        drop(second);
+        assert_eq!(worker.load(), 3);
+        let held: Vec<Lease> = (0..5).map(|_| worker.lease()).collect();
+        worker.set_report(report("ready", 0, 4));
+        assert_eq!(worker.load(), 5);
+        drop(held);
+        assert_eq!((worker.load(), worker.in_flight()), (0, 0));
+    }
+}

@@ -1,0 +1,152 @@
+//! An answer on its way to the client, event by event.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::time::Sleep;
+
+use super::body::Aborted;
+use super::track::Tracker;
+use crate::api::{ApiError, StreamWriter};
+use crate::dispatch::Source;
+use crate::protocol::Deltas;
+
+/// Pieces that are already there go out in one write up to this size; nothing ever waits for more to come.
+const WRITE: usize = 16 * 1024;
+/// Between an error event and the cut of the connection, so that the event is on the wire.
+const LINGER: Duration = Duration::from_millis(20);
+
+/// The body of a streamed answer. hyper polls it; there is no task and no queue in between. Dropping it, as happens when
+/// the client leaves, cancels the Workers.
+pub(crate) struct EventStream {
+    source: Source,
+    writer: StreamWriter,
+    first: Option<Deltas>,
+    state: State,
+    /// Fires for a ping or the deadline; made at the first silence.
+    timer: Option<Pin<Box<Sleep>>>,
+    last_output: Instant,
+    ping_interval: Duration,
+    deadline: Instant,
+    limit: Duration,
+    tracker: Tracker,
+}
+
+enum State {
+    Open,
+    Lingering(Pin<Box<Sleep>>),
+    Done,
+}
+
+impl EventStream {
+    pub(super) fn new(
+        source: Source,
+        writer: StreamWriter,
+        first: Option<Deltas>,
+        ping_interval: Duration,
+        deadline: Instant,
+        limit: Duration,
+        tracker: Tracker,
+    ) -> Self {
+        Self {
+            source,
+            writer,
+            first,
+            state: State::Open,
+            timer: None,
+            last_output: Instant::now(),
+            ping_interval,
+            deadline,
+            limit,
+            tracker,
+        }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Aborted>>> {
+        match &mut self.state {
+            State::Done => return Poll::Ready(None),
+            State::Lingering(sleep) => {
+                return match sleep.as_mut().poll(cx) {
+                    Poll::Pending => Poll::Pending,
+                    Poll::Ready(()) => {
+                        self.state = State::Done;
+                        Poll::Ready(Some(Err(Aborted)))
+                    }
+                };
+            }
+            State::Open => {}
+        }
+        let mut out = Vec::new();
+        if let Err(error) = self.fill(&mut out, cx) {
+            StreamWriter::error(&mut out, &error);
+            self.tracker.broken(self.writer.usage(), &error);
+            self.state = State::Lingering(Box::pin(tokio::time::sleep(LINGER)));
+        }
+        if out.is_empty() && !self.is_done() {
+            match self.poll_silence(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(()) => StreamWriter::ping(&mut out),
+            }
+        }
+        self.last_output = Instant::now();
+        Poll::Ready(Some(Ok(out.into())))
+    }
+
+    /// Takes what is there.
+    fn fill(&mut self, out: &mut Vec<u8>, cx: &mut Context<'_>) -> Result<(), ApiError> {
+        if Instant::now() >= self.deadline {
+            return Err(ApiError::deadline(self.limit.as_secs_f64()));
+        }
+        if let Some(first) = self.first.take() {
+            self.write(out, &first)?;
+        }
+        while out.len() < WRITE {
+            match self.source.poll_next(cx) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(Some(deltas)) => {
+                    self.tracker.first_token();
+                    self.write(out, &deltas?)?;
+                }
+                Poll::Ready(None) => {
+                    self.writer.finish(out)?;
+                    self.tracker.complete(self.writer.usage());
+                    self.state = State::Done;
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>, deltas: &Deltas) -> Result<(), ApiError> {
+        deltas.deltas.iter().try_for_each(|delta| self.writer.push(out, delta))
+    }
+
+    /// Ready when a ping is due. Wakes for the deadline too.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let due = self.last_output + self.ping_interval;
+            if Instant::now() >= due {
+                return Poll::Ready(());
+            }
+            let wake = due.min(self.deadline);
+            // Armed once a silence, not once a token: it looks again when it fires.
+            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(wake.into())));
+            if timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            if Instant::now() >= self.deadline {
+                // The next poll reports it.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            timer.as_mut().reset(wake.into());
+        }
+    }
+}

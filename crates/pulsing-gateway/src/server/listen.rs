@@ -1,0 +1,109 @@
+//! Sockets and connections.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::{Core, routes};
+use crate::config::GatewayError;
+
+/// Connections the kernel holds for us until they are accepted.
+const BACKLOG: u32 = 4096;
+
+pub(super) fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), GatewayError> {
+    let name = if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    };
+    let fail = |error: io::Error| GatewayError::Bind { addr: name.clone(), reason: error.to_string() };
+    let plain = host.trim_start_matches('[').trim_end_matches(']');
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    for addr in (plain, port).to_socket_addrs().map_err(fail)? {
+        match listen(addr) {
+            Ok(listener) => {
+                let bound = listener.local_addr().map_err(fail)?;
+                return Ok((listener, bound));
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(fail(last))
+}
+
+fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A restarted Router must not wait for its predecessor's connections to time out.
+    socket.set_reuseaddr(true)?;
+    socket.bind(addr)?;
+    socket.listen(BACKLOG)
+}
+
+/// Accepts until the gateway closes, then waits for connections as long as `grace` says.
+pub(super) async fn serve(listener: TcpListener, core: Arc<Core>, grace: watch::Receiver<Duration>) {
+    let mut closing = core.closing.subscribe();
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, Arc::clone(&core)));
+                }
+                Err(error) => {
+                    // Out of descriptors: the next accept would fail the same way at once.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            () = closed(&mut closing) => break,
+        }
+    }
+    drop(listener);
+    let grace = *grace.borrow();
+    let drained = tokio::time::timeout(grace, async { while connections.join_next().await.is_some() {} }).await;
+    if drained.is_err() {
+        tracing::warn!(cut = connections.len(), "connections were still busy at the end of the grace period");
+    }
+}
+
+/// The guard that `wait_for` returns must not live across an await.
+async fn closed(closing: &mut watch::Receiver<bool>) {
+    let _ = closing.wait_for(|closing| *closing).await;
+}
+
+async fn connection(stream: TcpStream, core: Arc<Core>) {
+    // Small events on a socket that waits for acknowledgements cost 40 ms a stream.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY refused");
+    }
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(core.placement.config.header_timeout);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(60)).max_concurrent_streams(1024);
+    let mut closing = core.closing.subscribe();
+    let service = service_fn(move |request| {
+        let core = Arc::clone(&core);
+        async move { Ok::<_, Infallible>(routes::handle(core, request).await) }
+    });
+    let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = served.as_mut() => ended,
+        () = closed(&mut closing) => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "connection ended");
+    }
+}

@@ -1,0 +1,112 @@
+//! The HTTP server.
+
+mod body;
+mod events;
+mod listen;
+mod receive;
+mod respond;
+mod routes;
+mod track;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use pulsing_core::System;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::cluster::Cluster;
+use crate::config::{GatewayConfig, GatewayError};
+use crate::dispatch::Placement;
+use crate::metrics::Metrics;
+use crate::pool::Pool;
+
+/// What every request sees.
+pub(crate) struct Core {
+    placement: Arc<Placement>,
+    /// Generation requests in the house.
+    in_flight: Arc<AtomicUsize>,
+    /// Unix time in seconds.
+    started: u64,
+    closing: watch::Sender<bool>,
+}
+
+/// A running gateway. Dropping it stops it at once; [`shutdown`](Self::shutdown) lets requests finish.
+pub struct Gateway {
+    core: Arc<Core>,
+    addr: SocketAddr,
+    server: Mutex<Option<JoinHandle<()>>>,
+    grace: watch::Sender<Duration>,
+}
+
+impl Gateway {
+    /// Listens and serves. Call it inside a tokio runtime, which must outlive the gateway. Resolving a host name may block
+    /// for as long as the system's resolver does.
+    ///
+    /// # Errors
+    /// [`GatewayError::Bind`] names the address; [`GatewayError::Config`] the setting.
+    pub fn start(system: System, config: GatewayConfig) -> Result<Self, GatewayError> {
+        Self::start_on(Arc::new(system), config)
+    }
+
+    /// [`start`](Self::start) on anything that can stand for a cluster.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub fn start_on(cluster: Arc<dyn Cluster>, config: GatewayConfig) -> Result<Self, GatewayError> {
+        for (name, value) in [("model_name", &config.model_name), ("worker_name", &config.worker_name)] {
+            if value.is_empty() {
+                return Err(GatewayError::Config(format!("{name} must not be empty")));
+            }
+        }
+        for (name, zero) in [
+            ("max_body", config.max_body == 0),
+            ("max_requests", config.max_requests == 0),
+            ("max_attempts", config.max_attempts == 0),
+            ("request_timeout", config.request_timeout.is_zero()),
+            ("ping_interval", config.ping_interval.is_zero()),
+        ] {
+            if zero {
+                return Err(GatewayError::Config(format!("{name} must be more than 0")));
+            }
+        }
+        let (listener, addr) = listen::bind(&config.host, config.port)?;
+        let pool = Pool::start(Arc::clone(&cluster), &config.worker_name, &config.model_name);
+        let policy = config.policy.build();
+        let placement = Arc::new(Placement { cluster, pool, policy, config, metrics: Metrics::default() });
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let core = Arc::new(Core { placement, in_flight: Arc::default(), started, closing: watch::Sender::new(false) });
+        let grace = watch::Sender::new(Duration::ZERO);
+        let server = tokio::spawn(listen::serve(listener, Arc::clone(&core), grace.subscribe()));
+        tracing::info!(%addr, model = %core.placement.config.model_name, worker_name = %core.placement.config.worker_name, "router listens");
+        Ok(Self { core, addr, server: Mutex::new(Some(server)), grace })
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Stops accepting, lets requests under way finish for up to `grace`, then cuts what is left. Idempotent.
+    pub async fn shutdown(&self, grace: Duration) {
+        let server = self.server.lock().take();
+        self.grace.send_replace(grace);
+        self.core.closing.send_replace(true);
+        if let Some(server) = server {
+            let _ = server.await;
+        }
+        self.core.placement.pool.stop();
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.lock().take() {
+            server.abort();
+        }
+        self.core.placement.pool.stop();
+    }
+}

@@ -1,0 +1,90 @@
+//! Reading a request body within limits.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hyper::body::{Body as _, Incoming};
+
+use crate::api::ApiError;
+
+/// How long the rest of an oversized body is read and dropped. Answering at once would reset the connection under a client
+/// that is still sending, which then never sees the 413.
+const DISCARD: Duration = Duration::from_secs(5);
+/// And how much of it.
+const DISCARD_BYTES: usize = 256 << 20;
+
+/// The whole body.
+///
+/// # Errors
+/// 413 above `limit` bytes, 408 when it pauses for longer than `pause`, 400 when it breaks off.
+pub(super) async fn read(
+    mut body: Incoming,
+    limit: usize,
+    pause: Duration,
+    expects_continue: bool,
+) -> Result<Bytes, ApiError> {
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > limit {
+        // A client that waits for `100 Continue` has sent nothing.
+        if !expects_continue {
+            discard(body).await;
+        }
+        return Err(ApiError::too_large(limit));
+    }
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    loop {
+        let data = match tokio::time::timeout(pause, next(&mut body)).await {
+            Err(_) => return Err(ApiError::slow_body()),
+            Ok(None) => break,
+            Ok(Some(Err(error))) => {
+                return Err(ApiError::invalid(None, format!("The request body broke off: {error}")));
+            }
+            Ok(Some(Ok(data))) => data,
+        };
+        if first.len() + rest.len() + data.len() > limit {
+            drop((first, rest));
+            discard(body).await;
+            return Err(ApiError::too_large(limit));
+        }
+        if first.is_empty() && rest.is_empty() {
+            first = data;
+        } else {
+            if rest.is_empty() {
+                rest.reserve(announced.max(first.len() + data.len()));
+                rest.extend_from_slice(&std::mem::take(&mut first));
+            }
+            rest.extend_from_slice(&data);
+        }
+    }
+    Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+async fn next(body: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
+    loop {
+        match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+            None => return None,
+            Some(Err(error)) => return Some(Err(error)),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Some(Ok(data));
+                }
+            }
+        }
+    }
+}
+
+async fn discard(mut body: Incoming) {
+    let _ = tokio::time::timeout(DISCARD, async {
+        let mut seen = 0;
+        while let Some(Ok(data)) = next(&mut body).await {
+            seen += data.len();
+            if seen > DISCARD_BYTES {
+                break;
+            }
+        }
+    })
+    .await;
+}

@@ -1,0 +1,95 @@
+//! Responses and the headers that all of them share.
+
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Response, StatusCode};
+
+use super::body::Body;
+use crate::api::ApiError;
+
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+pub(super) fn with_type(status: u16, kind: &'static str, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+pub(super) fn json(status: u16, body: impl Into<bytes::Bytes>) -> Response<Body> {
+    let mut response = with_type(status, "application/json", Body::full(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+    response
+}
+
+pub(super) fn events(body: Body) -> Response<Body> {
+    let mut response = with_type(200, "text/event-stream; charset=utf-8", body);
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Tells nginx and its like not to gather events.
+    headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
+    response
+}
+
+pub(super) fn error(error: &ApiError) -> Response<Body> {
+    let mut response = json(error.status, error.to_json());
+    let headers = response.headers_mut();
+    if let Some(seconds) = error.retry_after {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if error.no_retry {
+        headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+    }
+    if let Some(allow) = error.allow {
+        headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+    }
+    if matches!(error.status, 408 | 413) {
+        // What is left of the body must not be taken for the next request.
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// The answer to a preflight: no key is asked for, as browsers send none with it.
+pub(super) fn preflight(allow: &'static str, request: &HeaderMap, cors: bool) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+    if cors {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(allow));
+        // `*` would not cover Authorization, so what was asked for is named.
+        let wanted = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+        let wanted = wanted.unwrap_or_else(|| HeaderValue::from_static("authorization, content-type, x-request-id"));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
+    }
+    response
+}
+
+pub(super) fn finish(response: &mut Response<Body>, request_id: &HeaderValue, cors: bool) {
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID, request_id.clone());
+    if cors {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static("x-request-id, retry-after, x-should-retry"),
+        );
+    }
+}
+
+/// The client's request id if it is one, else a fresh one.
+pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let usable = |value: &&HeaderValue| {
+        (1..=128).contains(&value.len()) && value.as_bytes().iter().all(|byte| (0x21..0x7f).contains(byte))
+    };
+    match headers.get(REQUEST_ID).filter(usable) {
+        Some(value) => value.clone(),
+        None => HeaderValue::from_str(&format!("req-{:032x}", rand::random::<u128>()))
+            .unwrap_or_else(|_| HeaderValue::from_static("req-0")),
+    }
+}

@@ -1,0 +1,349 @@
+//! From a request to a response.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::body::Body;
+use super::events::EventStream;
+use super::track::Tracker;
+use super::{Core, receive, respond};
+use crate::api::{self, Answer, Api, ApiError, Envelope, Parsed, StreamWriter};
+use crate::dispatch::{Job, Source};
+use crate::metrics::Route;
+use crate::picker::PickRequest;
+use crate::pool::State;
+
+/// Text of a request that a scheduler outside is shown, in bytes.
+const PICK_TEXT: usize = 16 * 1024;
+/// Headers that name a conversation, most telling first.
+const AFFINITY_HEADERS: [&str; 6] =
+    ["x-session-id", "x-user-id", "x-tenant-id", "x-request-id", "x-correlation-id", "x-trace-id"];
+
+const GET: &str = "GET, HEAD, OPTIONS";
+const POST: &str = "POST, OPTIONS";
+
+enum Endpoint {
+    Root,
+    Health,
+    Ready,
+    Metrics,
+    Models,
+    Model(String),
+    Generate(Api),
+}
+
+impl Endpoint {
+    /// Trailing slashes and a missing `/v1` are forgiven: clients are configured with and without.
+    fn of(path: &str) -> Option<Self> {
+        let path = path.trim_end_matches('/');
+        Some(match path.strip_prefix("/v1").filter(|rest| rest.starts_with('/')).unwrap_or(path) {
+            "" => Self::Root,
+            "/health" => Self::Health,
+            "/ready" => Self::Ready,
+            "/metrics" => Self::Metrics,
+            "/models" => Self::Models,
+            "/chat/completions" => Self::Generate(Api::Chat),
+            "/completions" => Self::Generate(Api::Completions),
+            other => Self::Model(decode_percent(other.strip_prefix("/models/")?)),
+        })
+    }
+    fn allow(&self) -> &'static str {
+        if matches!(self, Self::Generate(_)) { POST } else { GET }
+    }
+    fn route(&self) -> Route {
+        match self {
+            Self::Root => Route::Other,
+            Self::Health | Self::Ready => Route::Health,
+            Self::Metrics => Route::Metrics,
+            Self::Models | Self::Model(_) => Route::Models,
+            Self::Generate(Api::Chat) => Route::Chat,
+            Self::Generate(Api::Completions) => Route::Completions,
+        }
+    }
+}
+
+/// Answers one request; every outcome is a response.
+pub(super) async fn handle(core: Arc<Core>, request: Request<Incoming>) -> Response<Body> {
+    let cors = core.placement.config.cors;
+    let request_id = respond::request_id(request.headers());
+    let is_head = request.method() == Method::HEAD;
+    let endpoint = Endpoint::of(request.uri().path());
+    let route = endpoint.as_ref().map_or(Route::Other, Endpoint::route);
+    let mut response = match endpoint {
+        None => respond::error(&ApiError::unknown_path(request.method().as_str(), request.uri().path())),
+        Some(endpoint) => {
+            let method = request.method();
+            let fits = match endpoint {
+                Endpoint::Generate(_) => method == Method::POST,
+                _ => method == Method::GET || is_head,
+            };
+            if method == Method::OPTIONS {
+                respond::preflight(endpoint.allow(), request.headers(), cors)
+            } else if !fits {
+                respond::error(&ApiError::method_not_allowed(method.as_str(), endpoint.allow()))
+            } else {
+                match answer(&core, endpoint, request, &request_id).await {
+                    Ok(response) => response,
+                    Err(error) => respond::error(&error),
+                }
+            }
+        }
+    };
+    core.placement.metrics.request(route, response.status().as_u16());
+    respond::finish(&mut response, &request_id, cors);
+    if is_head {
+        strip_body(&mut response);
+    }
+    response
+}
+
+/// A response to HEAD says how long the body would be, and has none.
+fn strip_body(response: &mut Response<Body>) {
+    if let Body::Full(Some(bytes)) = response.body() {
+        let length = HeaderValue::from(bytes.len());
+        response.headers_mut().insert(header::CONTENT_LENGTH, length);
+    }
+    *response.body_mut() = Body::empty();
+}
+
+async fn answer(
+    core: &Arc<Core>,
+    endpoint: Endpoint,
+    request: Request<Incoming>,
+    request_id: &HeaderValue,
+) -> Result<Response<Body>, ApiError> {
+    let config = &core.placement.config;
+    let snapshot = core.placement.pool.snapshot();
+    Ok(match endpoint {
+        Endpoint::Generate(api) => return generate(core, api, request, request_id).await,
+        Endpoint::Root => respond::json(
+            200,
+            json!({"service": "pulsing-router", "version": env!("CARGO_PKG_VERSION"), "model": config.model_name})
+                .to_string(),
+        ),
+        Endpoint::Health => {
+            let ready = snapshot.count(State::Ready);
+            let status = if ready > 0 { "healthy" } else { "degraded" };
+            respond::json(200, status_body(core, status, ready).to_string())
+        }
+        Endpoint::Ready => {
+            let ready = snapshot.count(State::Ready);
+            let closing = *core.closing.borrow();
+            let (code, status) = match (closing, ready) {
+                (true, _) => (503, "draining"),
+                (false, 0) => (503, "no worker is ready"),
+                (false, _) => (200, "ready"),
+            };
+            let mut body = status_body(core, status, ready);
+            if code == 503 && !closing {
+                body["detail"] = Value::String(core.placement.pool.explain(&config.model_name));
+            }
+            respond::json(code, body.to_string())
+        }
+        Endpoint::Metrics => {
+            let text = core.placement.metrics.render(core.in_flight.load(Acquire), &snapshot);
+            respond::with_type(200, "text/plain; version=0.0.4; charset=utf-8", Body::full(text))
+        }
+        Endpoint::Models => {
+            let data: Vec<Value> =
+                snapshot.listed().iter().map(|(model, length)| model_entry(core, model, *length)).collect();
+            respond::json(200, json!({"object": "list", "data": data}).to_string())
+        }
+        Endpoint::Model(name) => match snapshot.listed().iter().find(|(model, _)| *model == name) {
+            Some((model, length)) => respond::json(200, model_entry(core, model, *length).to_string()),
+            None => return Err(unknown_model(core, &name)),
+        },
+    })
+}
+
+fn status_body(core: &Core, status: &str, ready: usize) -> Value {
+    json!({
+        "status": status,
+        "model": core.placement.config.model_name,
+        "total_workers": core.placement.pool.snapshot().all().len(),
+        "healthy_workers": ready,
+        "request_count": core.placement.metrics.generations(),
+    })
+}
+
+fn model_entry(core: &Core, model: &str, length: u64) -> Value {
+    let mut entry = json!({"id": model, "object": "model", "created": core.started, "owned_by": "pulsing"});
+    if length > 0 {
+        entry["max_model_len"] = length.into();
+    }
+    entry
+}
+
+fn unknown_model(core: &Core, model: &str) -> ApiError {
+    let known: Vec<String> = core.placement.pool.snapshot().listed().into_iter().map(|(name, _)| name).collect();
+    ApiError::model_not_found(model, &known)
+}
+
+async fn generate(
+    core: &Arc<Core>,
+    api: Api,
+    request: Request<Incoming>,
+    request_id: &HeaderValue,
+) -> Result<Response<Body>, ApiError> {
+    let route = if api == Api::Chat { Route::Chat } else { Route::Completions };
+    let mut tracker = Tracker::admit(core, route)?;
+    match run(core, api, request, request_id, &mut tracker).await {
+        Ok(Outcome::Whole(body)) => Ok(respond::json(200, body)),
+        Ok(Outcome::Stream(pending)) => {
+            tracker.answered();
+            Ok(respond::events(Body::Events(Box::new(pending(tracker)))))
+        }
+        Err(error) => {
+            tracker.refused();
+            Err(error)
+        }
+    }
+}
+
+enum Outcome {
+    Whole(Vec<u8>),
+    Stream(Box<dyn FnOnce(Tracker) -> EventStream + Send>),
+}
+
+async fn run(
+    core: &Arc<Core>,
+    api: Api,
+    request: Request<Incoming>,
+    request_id: &HeaderValue,
+    tracker: &mut Tracker,
+) -> Result<Outcome, ApiError> {
+    let config = &core.placement.config;
+    let deadline = tracker.started + config.request_timeout;
+    let (head, body) = request.into_parts();
+    let expects_continue = head.headers.contains_key(header::EXPECT);
+    let body = receive::read(body, config.max_body, config.body_timeout, expects_continue).await?;
+    let mut parsed = api::parse(api, &body)?;
+    let model = parsed.model.take().unwrap_or_else(|| config.model_name.clone());
+    if core.placement.pool.snapshot().ready_for(&model).is_none() {
+        return Err(unknown_model(core, &model));
+    }
+    let choices = parsed.bodies.len() as u32 * parsed.n;
+    let bodies = std::mem::take(&mut parsed.bodies);
+    let job = Arc::new(job(core, &head.headers, request_id, &body, &mut parsed, &model, deadline));
+    drop(body);
+    let envelope = Envelope { api, id: answer_id(api), created: unix_now(), model, choices };
+    let mut source = Source::new(&core.placement, &job, bodies, parsed.n);
+    let late = || ApiError::deadline(config.request_timeout.as_secs_f64());
+
+    if !parsed.stream {
+        let mut answer = Answer::new(envelope);
+        let collect = async {
+            while let Some(deltas) = source.next().await {
+                tracker.first_token();
+                for delta in &deltas?.deltas {
+                    answer.push(delta)?;
+                }
+            }
+            Ok(())
+        };
+        tokio::time::timeout_at(deadline.into(), collect).await.unwrap_or_else(|_| Err(late()))?;
+        let usage = answer.usage();
+        let body = answer.finish()?;
+        tracker.complete(usage);
+        return Ok(Outcome::Whole(body));
+    }
+
+    // Until the first piece an error is still an HTTP error. A prompt that takes longer than the ping interval gets its
+    // status line early, so that nothing between here and the client cuts the silence.
+    let commit = deadline.min(Instant::now() + config.ping_interval);
+    let first = match tokio::time::timeout_at(commit.into(), source.next()).await {
+        Ok(Some(deltas)) => {
+            let deltas = deltas?;
+            tracker.first_token();
+            Some(deltas)
+        }
+        Ok(None) => None,
+        Err(_) if Instant::now() >= deadline => return Err(late()),
+        Err(_) => None,
+    };
+    let writer = StreamWriter::new(&envelope, parsed.include_usage);
+    let (ping, limit) = (config.ping_interval, config.request_timeout);
+    Ok(Outcome::Stream(Box::new(move |tracker| {
+        EventStream::new(source, writer, first, ping, deadline, limit, tracker)
+    })))
+}
+
+fn job(
+    core: &Core,
+    headers: &HeaderMap,
+    request_id: &HeaderValue,
+    body: &Bytes,
+    parsed: &mut Parsed,
+    model: &str,
+    deadline: Instant,
+) -> Job {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).filter(|value| !value.is_empty());
+    let affinity = AFFINITY_HEADERS.iter().find_map(|name| text(name)).map(str::to_owned);
+    Job {
+        api: parsed.api,
+        model: model.to_owned(),
+        request_id: request_id.to_str().unwrap_or_default().to_owned(),
+        traceparent: text("traceparent").map(str::to_owned),
+        affinity: affinity.or_else(|| parsed.affinity.take()),
+        deadline,
+        pick: core.placement.config.picker.as_ref().map(|_| pick_request(headers, &body[parsed.text.clone()])),
+    }
+}
+
+fn pick_request(headers: &HeaderMap, raw: &[u8]) -> PickRequest {
+    #[derive(Deserialize)]
+    struct Message {
+        content: Value,
+    }
+    let mut text = match serde_json::from_slice::<Vec<Message>>(raw) {
+        Ok(messages) => messages.iter().filter_map(|message| message.content.as_str()).collect::<Vec<_>>().join("\n"),
+        Err(_) => serde_json::from_slice::<String>(raw).unwrap_or_else(|_| String::from_utf8_lossy(raw).into_owned()),
+    };
+    if text.len() > PICK_TEXT {
+        let mut end = PICK_TEXT;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+    }
+    let headers: BTreeMap<String, String> = headers
+        .iter()
+        // A scheduler has no business with the client's key.
+        .filter(|(name, _)| *name != header::AUTHORIZATION && *name != header::COOKIE)
+        .filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())))
+        .collect();
+    PickRequest { text, headers }
+}
+
+fn answer_id(api: Api) -> String {
+    let prefix = if api == Api::Chat { "chatcmpl" } else { "cmpl" };
+    format!("{prefix}-{:032x}", rand::random::<u128>())
+}
+
+fn unix_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Undoes `%xx`; what is no escape stays as it is.
+fn decode_percent(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let escaped = (bytes[at] == b'%')
+            .then(|| text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok()))
+            .flatten();
+        out.push(escaped.unwrap_or(bytes[at]));
+        at += if escaped.is_some() { 3 } else { 1 };
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
