@@ -1,0 +1,56 @@
+//! Reads other nodes' observer endpoints, for `pulsing inspect`: no node is started, nothing is joined.
+
+use std::time::Duration;
+
+use pulsing_core::observe;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+/// How often a waiting call looks for Ctrl-C.
+const SIGNAL_TICK: Duration = Duration::from_millis(100);
+
+/// GETs `path` from every address at once, each within `timeout` seconds, and waits for all of them.
+///
+/// One tuple an address, in their order: `(status, body, None)`, or `(0, "", why)` when no answer came.
+///
+/// # Errors
+/// `ValueError` for a timeout that is no positive number of seconds; `KeyboardInterrupt` as usual.
+#[pyfunction]
+#[pyo3(signature = (addrs, path, timeout = 10.0))]
+pub(crate) fn observe_get(
+    py: Python<'_>,
+    addrs: Vec<String>,
+    path: &str,
+    timeout: f64,
+) -> PyResult<Vec<(u16, String, Option<String>)>> {
+    let limit = Duration::try_from_secs_f64(timeout)
+        .ok()
+        .filter(|limit| !limit.is_zero())
+        .ok_or_else(|| PyValueError::new_err(format!("timeout={timeout}: expected a positive number of seconds")))?;
+    // A runtime of its own, on this thread: a command that only looks should not start the node's threads.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| PyRuntimeError::new_err(format!("cannot start a runtime: {error}")))?;
+    let answers = py.detach(|| {
+        runtime.block_on(async {
+            let mut asked = std::pin::pin!(observe::get_many(&addrs, path, limit));
+            loop {
+                tokio::select! {
+                    answers = &mut asked => return Ok(answers),
+                    () = tokio::time::sleep(SIGNAL_TICK) => Python::attach(|py| py.check_signals())?,
+                }
+            }
+        })
+    });
+    let flat = |answer: Result<observe::Response, observe::ObserveError>| match answer {
+        Ok(response) => match response.text() {
+            Ok(text) => (response.status, text.to_owned(), None),
+            Err(error) => (0, String::new(), Some(error.to_string())),
+        },
+        Err(error) => (0, String::new(), Some(error.to_string())),
+    };
+    // A resolver thread may still wait for a dead DNS server; the answer is here.
+    runtime.shutdown_background();
+    answers.map(|answers| answers.into_iter().map(flat).collect())
+}
