@@ -7,6 +7,9 @@
 //!
 //! Invariant: a replica holds, of each owner, the last change of every actor after `floor`, and every live entry at
 //! `version`. Below `floor` tombstones were forgotten, so who is older gets the whole state instead of changes.
+//!
+//! Only members have entries here. A delta may overtake the news that its owner joined, so it waits for
+//! [`node_up`](Registry::node_up); a late one of a dead node waits for ever and is pushed out by others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -20,10 +23,10 @@ pub const METADATA_LIMIT: usize = 1024;
 
 /// Tombstones kept of one owner. A replica that misses more changes than this is sent the whole state.
 const TOMBSTONES: usize = 1024;
-/// Node ids remembered as dead, so that late deltas do not raise their entries again.
-const DEAD_IDS: usize = 4096;
 /// Deltas of one owner held back because an earlier one has not come yet.
 const HELD_BACK: usize = 32;
+/// Deltas of nodes that are no members (yet, or any more) held back, of all such nodes together.
+const PARKED: usize = 256;
 
 /// One published actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +57,8 @@ pub struct Registry {
     owners: BTreeMap<NodeId, Owner>,
     by_name: BTreeMap<String, BTreeSet<(NodeId, ActorId)>>,
     by_actor: HashMap<ActorId, NodeId>,
-    dead: BTreeSet<NodeId>,
-    dead_order: VecDeque<NodeId>,
+    members: BTreeSet<NodeId>,
+    parked: VecDeque<(NodeId, Delta)>,
 }
 
 impl Registry {
@@ -66,8 +69,8 @@ impl Registry {
             owners: BTreeMap::from([(me, Owner::default())]),
             by_name: BTreeMap::new(),
             by_actor: HashMap::new(),
-            dead: BTreeSet::new(),
-            dead_order: VecDeque::new(),
+            members: BTreeSet::new(),
+            parked: VecDeque::new(),
         }
     }
 
@@ -138,7 +141,7 @@ impl Registry {
     /// Whether the sender of `digest` holds something that this node lacks: then send it this node's own digest.
     pub fn behind(&self, digest: &Digest) -> bool {
         digest.versions().into_iter().any(|(node, version)| {
-            node != self.me && !self.dead.contains(&node) && self.owners.get(&node).map_or(0, |o| o.version) < version
+            self.members.contains(&node) && self.owners.get(&node).map_or(0, |owner| owner.version) < version
         })
     }
 
@@ -148,10 +151,18 @@ impl Registry {
     }
 
     /// Takes over what another node sent; true if something changed. Order and repetition do not matter. A delta that
-    /// breaks the rules of its format, is about this node, or about a dead one is dropped.
+    /// breaks the rules of its format or is about this node is dropped; one whose owner is no member waits for
+    /// [`node_up`](Self::node_up).
     pub fn apply(&mut self, delta: Delta) -> bool {
         let Ok(node) = delta.owner() else { return false };
-        if node == self.me || self.dead.contains(&node) || delta.check().is_err() {
+        if node == self.me || delta.check().is_err() {
+            return false;
+        }
+        if !self.members.contains(&node) {
+            if self.parked.len() == PARKED {
+                self.parked.pop_front();
+            }
+            self.parked.push_back((node, delta));
             return false;
         }
         let changed = self.apply_one(node, delta);
@@ -168,37 +179,25 @@ impl Registry {
         changed
     }
 
-    /// A node is gone: its entries vanish, and late news of it is ignored until [`node_up`](Self::node_up).
-    pub fn node_down(&mut self, node: NodeId) {
-        if node == self.me {
+    /// A node became a member, or is one again: its entries are taken from now on, beginning with those that came too
+    /// early. Send it this node's [`digest`](Self::digest) for the rest.
+    pub fn node_up(&mut self, node: NodeId) {
+        if node == self.me || !self.members.insert(node) {
             return;
         }
-        self.forget(node);
-        if self.dead.insert(node) {
-            self.dead_order.push_back(node);
-            if self.dead_order.len() > DEAD_IDS
-                && let Some(oldest) = self.dead_order.pop_front()
-            {
-                self.dead.remove(&oldest);
-            }
+        let (early, rest) = std::mem::take(&mut self.parked).into_iter().partition(|(owner, _)| *owner == node);
+        self.parked = rest;
+        let early: VecDeque<(NodeId, Delta)> = early;
+        for (_, delta) in early {
+            self.apply(delta);
         }
     }
 
-    /// A node is (again) a member: its entries are accepted, and come by digest.
-    pub fn node_up(&mut self, node: NodeId) {
-        if self.dead.remove(&node) {
-            self.dead_order.retain(|id| *id != node);
-        }
-    }
-
-    /// Drops owners that `is_member` denies, without remembering them as dead: for what came of nodes that never became
-    /// members. This node's own entries stay.
-    pub fn retain(&mut self, mut is_member: impl FnMut(NodeId) -> bool) {
-        let me = self.me;
-        let strangers: Vec<NodeId> =
-            self.owners.keys().copied().filter(|node| *node != me && !is_member(*node)).collect();
-        for node in strangers {
-            self.forget(node);
+    /// A node is gone: its entries vanish, and late news of it shows only if it becomes a member again.
+    pub fn node_down(&mut self, node: NodeId) {
+        if self.members.remove(&node) {
+            self.clear_entries(node);
+            self.owners.remove(&node);
         }
     }
 
@@ -328,11 +327,6 @@ impl Registry {
         for actor in actors {
             self.drop_entry(node, actor);
         }
-    }
-
-    fn forget(&mut self, node: NodeId) {
-        self.clear_entries(node);
-        self.owners.remove(&node);
     }
 
     fn resolve(&self, ids: &BTreeSet<(NodeId, ActorId)>) -> Vec<(NodeId, Entry)> {

@@ -1,0 +1,441 @@
+//! A cluster in one thread under a virtual clock: many [`Membership`]s and [`Registry`]s, driven the way the network layer
+//! drives them, over ordered links that stall, break and lose. One seed, one history.
+
+mod node;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use pulsing_core::cluster::{DownReason, Identity, MemberEvent, Preset, Registry};
+use pulsing_core::{ActorId, MemberState, NodeId};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+pub use self::node::Process;
+use self::node::{Input, Packet};
+
+const PORT: u16 = 8000;
+
+/// Milliseconds.
+pub fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// How bad the network and the hosts are.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// One way.
+    pub latency: (Duration, Duration),
+    /// Chance that a packet finds its link stalled, and for how long at most; all behind it wait, too.
+    pub stall: (f64, Duration),
+    /// Chance that a packet is lost for good.
+    pub loss: f64,
+    /// How late timers fire at most.
+    pub late: Duration,
+}
+
+impl Weather {
+    /// An idle data centre.
+    pub const FAIR: Self = Self {
+        latency: (Duration::from_micros(50), ms_const(2)),
+        stall: (0.0, ms_const(0)),
+        loss: 0.0,
+        late: ms_const(3),
+    };
+    /// Busy hosts: links stall up to a second now and then, a packet in two thousand is lost, timers run late.
+    pub const LOADED: Self = Self {
+        latency: (Duration::from_micros(50), ms_const(10)),
+        stall: (0.01, ms_const(1000)),
+        loss: 0.0005,
+        late: ms_const(100),
+    };
+}
+
+const fn ms_const(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+struct Host {
+    process: Option<Process>,
+    /// Without power nobody answers a dial, not even with a refusal.
+    powered: bool,
+    group: u32,
+}
+
+#[derive(Default)]
+struct Link {
+    runs: [u64; 2],
+    /// By direction: nothing arrives before what was sent earlier.
+    free_at: [Duration; 2],
+}
+
+struct Event {
+    at: Duration,
+    order: u64,
+    host: usize,
+    run: u64,
+    input: Input,
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+impl Eq for Event {}
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Event {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// The cluster.
+pub struct Sim {
+    seed: u64,
+    preset: Preset,
+    pub weather: Weather,
+    rng: StdRng,
+    now: Duration,
+    order: u64,
+    runs: u64,
+    queue: BinaryHeap<Reverse<Event>>,
+    hosts: Vec<Host>,
+    links: BTreeMap<(usize, usize), Link>,
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed at {:?} with seed {}: PULSING_SIM_SEED={} repeats it", self.now, self.seed, self.seed);
+            for (n, host) in self.hosts.iter().enumerate() {
+                let Some(process) = &host.process else { continue };
+                let tail = process.log.iter().rev().take(8).collect::<Vec<_>>();
+                eprintln!("  host {n} ({}), latest first: {tail:?}", process.node);
+            }
+        }
+    }
+}
+
+/// Runs a scenario under `PULSING_SIM_SEEDS` seeds (default: `default`), or under `PULSING_SIM_SEED` alone.
+pub fn for_seeds(default: u64, scenario: impl Fn(u64)) {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    if let Some(seed) = number("PULSING_SIM_SEED") {
+        return scenario(seed);
+    }
+    for seed in 1..=number("PULSING_SIM_SEEDS").unwrap_or(default) {
+        scenario(seed);
+    }
+}
+
+impl Sim {
+    /// `n` hosts without processes.
+    pub fn new(n: usize, preset: Preset, weather: Weather, seed: u64) -> Self {
+        Self {
+            seed,
+            preset,
+            weather,
+            rng: StdRng::seed_from_u64(seed),
+            now: Duration::ZERO,
+            order: 0,
+            runs: 0,
+            queue: BinaryHeap::new(),
+            hosts: (0..n).map(|_| Host { process: None, powered: true, group: 0 }).collect(),
+            links: BTreeMap::new(),
+        }
+    }
+
+    /// A cluster of `n` that has found together.
+    pub fn formed(n: usize, preset: Preset, weather: Weather, seed: u64) -> Self {
+        let mut sim = Self::new(n, preset, weather, seed);
+        for host in 0..n {
+            sim.start(host, &[0]);
+            sim.run(ms(20));
+        }
+        sim.expect("all know all", ms(20_000), |sim| (0..n).all(|host| sim.alive_at(host).len() == n - 1));
+        sim
+    }
+
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    pub fn pick(&mut self, below: usize) -> usize {
+        self.rng.random_range(0..below)
+    }
+
+    /// Starts a process on a host; it greets its seeds.
+    pub fn start(&mut self, host: usize, seeds: &[usize]) -> NodeId {
+        self.runs += 1;
+        // The epoch is a wall clock in milliseconds, as in the network layer.
+        let epoch = 1_000_000 + self.now.as_millis() as u64;
+        let identity = Identity::new(NodeId(self.rng.random()), address(host), epoch);
+        let process = Process::new(identity, self.runs, self.preset, self.rng.random(), seeds);
+        self.hosts[host].process = Some(process);
+        self.hosts[host].powered = true;
+        self.at(self.now, host, self.runs, Input::Redial);
+        self.at(self.now, host, self.runs, Input::Sync);
+        identity.node
+    }
+
+    /// kill -9: the kernel closes its links and refuses new ones.
+    pub fn kill(&mut self, host: usize) -> NodeId {
+        let process = self.hosts[host].process.take().expect("a process to kill");
+        self.close_links(host, Some(process.node));
+        process.node
+    }
+
+    /// The host loses power: silence.
+    pub fn power_off(&mut self, host: usize) -> NodeId {
+        let process = self.hosts[host].process.take().expect("a process to cut");
+        self.hosts[host].powered = false;
+        self.close_links(host, None);
+        process.node
+    }
+
+    pub fn pause(&mut self, host: usize) {
+        self.process(host).paused = true;
+    }
+
+    pub fn resume(&mut self, host: usize) {
+        let process = self.process(host);
+        process.paused = false;
+        let mut waiting = std::mem::take(&mut process.waiting);
+        let run = process.run;
+        // What wakes first, sockets or timers, is chance; links keep their own order.
+        if self.rng.random() {
+            waiting.sort_by_key(|input| !matches!(input, Input::Timer(_)));
+        }
+        for input in waiting {
+            self.handle(host, run, input);
+        }
+    }
+
+    /// Announces the leave, lets the announcement go out, ends the process.
+    pub fn leave(&mut self, host: usize) -> NodeId {
+        let run = self.process(host).run;
+        self.handle(host, run, Input::Leave);
+        let process = self.hosts[host].process.take().expect("a process that leaves");
+        self.close_links(host, Some(process.node));
+        process.node
+    }
+
+    /// Cuts the hosts into groups that do not reach each other.
+    pub fn partition(&mut self, group: impl Fn(usize) -> u32) {
+        for (n, host) in self.hosts.iter_mut().enumerate() {
+            host.group = group(n);
+        }
+    }
+
+    /// Ends all partitions; links that crossed one have broken meanwhile.
+    pub fn heal(&mut self) {
+        let crossing: Vec<(usize, usize)> =
+            self.links.keys().copied().filter(|pair| self.cut(pair.0, pair.1)).collect();
+        for pair in crossing {
+            self.break_link(pair.0, pair.1);
+        }
+        self.partition(|_| 0);
+    }
+
+    /// Breaks the link of two hosts, if there is one; both notice.
+    pub fn break_link(&mut self, a: usize, b: usize) {
+        if self.links.remove(&(a.min(b), a.max(b))).is_some() {
+            for (here, there) in [(a, b), (b, a)] {
+                if let (Some(me), Some(peer)) = (&self.hosts[here].process, &self.hosts[there].process) {
+                    let (run, node) = (me.run, peer.node);
+                    self.at(self.now + ms(1), here, run, Input::LinkClosed(node));
+                }
+            }
+        }
+    }
+
+    /// Lets time pass.
+    pub fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.queue.peek().is_some_and(|Reverse(event)| event.at <= end) {
+            let Some(Reverse(event)) = self.queue.pop() else { break };
+            self.now = event.at;
+            self.handle(event.host, event.run, event.input);
+        }
+        self.now = end;
+    }
+
+    /// Lets time pass until something holds; returns how long it took.
+    pub fn expect(&mut self, what: &str, within: Duration, mut holds: impl FnMut(&mut Self) -> bool) -> Duration {
+        let start = self.now;
+        while !holds(self) {
+            assert!(self.now < start + within, "not within {within:?}: {what}");
+            self.run(ms(10));
+        }
+        self.now - start
+    }
+
+    pub fn process(&mut self, host: usize) -> &mut Process {
+        self.hosts[host].process.as_mut().expect("a living process")
+    }
+
+    pub fn registry(&mut self, host: usize) -> &mut Registry {
+        &mut self.process(host).registry
+    }
+
+    /// Hosts with a process.
+    pub fn living(&self) -> Vec<usize> {
+        (0..self.hosts.len()).filter(|n| self.hosts[*n].process.is_some()).collect()
+    }
+
+    /// Nodes that a host's process holds for active.
+    pub fn alive_at(&mut self, host: usize) -> BTreeSet<NodeId> {
+        self.in_state(host, &[MemberState::Alive, MemberState::Suspect])
+    }
+
+    pub fn in_state(&mut self, host: usize, states: &[MemberState]) -> BTreeSet<NodeId> {
+        let members = self.process(host).membership.members();
+        members.iter().filter(|info| states.contains(&info.state)).map(|info| info.identity.node).collect()
+    }
+
+    /// True if every living process holds exactly the living ones for active.
+    pub fn agreed(&mut self) -> bool {
+        let living = self.living();
+        let nodes: BTreeMap<usize, NodeId> = living.iter().map(|host| (*host, self.process(*host).node)).collect();
+        living.iter().all(|host| {
+            let others: BTreeSet<NodeId> =
+                nodes.iter().filter(|(other, _)| *other != host).map(|(_, node)| *node).collect();
+            self.alive_at(*host) == others
+        })
+    }
+
+    /// All deaths that living processes reported since `since`: who reported, who died, why.
+    pub fn deaths(&self, since: Duration) -> Vec<(usize, NodeId, DownReason)> {
+        let processes = self.hosts.iter().enumerate().filter_map(|(n, host)| Some((n, host.process.as_ref()?)));
+        processes
+            .flat_map(|(n, process)| {
+                process.log.iter().filter(move |(at, _)| *at >= since).filter_map(move |(_, event)| match event {
+                    MemberEvent::Down(who, why) => Some((n, who.node, *why)),
+                    _ => None,
+                })
+            })
+            .collect()
+    }
+
+    /// Publishes an actor on a host under a name.
+    pub fn publish(&mut self, host: usize, name: &str) -> ActorId {
+        let actor = ActorId(self.rng.random());
+        let run = self.process(host).run;
+        self.handle(host, run, Input::Publish(name.to_owned(), actor));
+        actor
+    }
+
+    pub fn withdraw(&mut self, host: usize, actor: ActorId) {
+        let run = self.process(host).run;
+        self.handle(host, run, Input::Withdraw(actor));
+    }
+
+    fn handle(&mut self, host: usize, run: u64, input: Input) {
+        let (now, n) = (self.now, self.hosts.len());
+        let Some(process) = self.hosts[host].process.as_mut().filter(|process| process.run == run) else { return };
+        if process.paused {
+            return process.waiting.push(input);
+        }
+        let effects = process.handle(now, input, n, &mut self.rng);
+        for (after, input) in effects.later {
+            let late = match self.weather.late {
+                Duration::ZERO => Duration::ZERO,
+                late => self.rng.random_range(Duration::ZERO..late),
+            };
+            self.at(now + after + late, host, run, input);
+        }
+        for addr in effects.dials {
+            self.dial(host, run, addr);
+        }
+        for (to, packet) in effects.sends {
+            self.send(host, run, to, packet);
+        }
+    }
+
+    /// A connection attempt that only wants to know who is there.
+    fn dial(&mut self, from: usize, run: u64, addr: SocketAddr) {
+        let to = host_of(addr);
+        if to != from
+            && !self.cut(from, to)
+            && let Some(peer) = &self.hosts[to].process
+            && !peer.paused
+        {
+            let identity = peer.membership.me();
+            self.at(self.now + ms(2), from, run, Input::Greeted(identity));
+        }
+    }
+
+    fn send(&mut self, from: usize, run: u64, to: Identity, packet: Packet) {
+        let host = host_of(to.addr);
+        if host == from || self.cut(from, host) || !self.hosts[host].powered {
+            return;
+        }
+        let Some(peer) = &self.hosts[host].process else {
+            return self.at(self.now + ms(1), from, run, Input::Refused(to.node));
+        };
+        let (peer_run, peer_node, identity) = (peer.run, peer.node, peer.membership.me());
+        if peer_node != to.node {
+            // The handshake shows another process at this address.
+            return self.at(self.now + ms(2), from, run, Input::Greeted(identity));
+        }
+        if self.rng.random_bool(self.weather.loss) {
+            return;
+        }
+        let side = usize::from(from > host);
+        let runs = if side == 0 { [run, peer_run] } else { [peer_run, run] };
+        let link = self.links.entry((from.min(host), from.max(host))).or_default();
+        if link.runs != runs {
+            *link = Link { runs, free_at: [self.now + ms(1); 2] };
+        }
+        let mut arrival = self.now + self.rng.random_range(self.weather.latency.0..self.weather.latency.1);
+        if self.rng.random_bool(self.weather.stall.0) {
+            arrival += self.rng.random_range(Duration::ZERO..self.weather.stall.1);
+        }
+        let arrival = arrival.max(link.free_at[side]);
+        link.free_at[side] = arrival;
+        self.at(arrival, host, peer_run, Input::Packet(packet));
+    }
+
+    fn close_links(&mut self, host: usize, notice: Option<NodeId>) {
+        let pairs: Vec<(usize, usize)> = self.links.keys().copied().filter(|(a, b)| *a == host || *b == host).collect();
+        for (a, b) in pairs {
+            let Some(link) = self.links.remove(&(a, b)) else { continue };
+            let peer = if a == host { b } else { a };
+            if let Some(node) = notice
+                && !self.cut(a, b)
+                && let Some(process) = &self.hosts[peer].process
+            {
+                // What was sent before arrives before.
+                let at = link.free_at[usize::from(host > peer)].max(self.now + ms(1));
+                self.at(at, peer, process.run, Input::LinkClosed(node));
+            }
+        }
+    }
+
+    fn cut(&self, a: usize, b: usize) -> bool {
+        self.hosts[a].group != self.hosts[b].group
+    }
+
+    fn at(&mut self, at: Duration, host: usize, run: u64, input: Input) {
+        self.order += 1;
+        self.queue.push(Reverse(Event { at, order: self.order, host, run, input }));
+    }
+}
+
+/// The address of a host.
+pub fn address(host: usize) -> SocketAddr {
+    SocketAddr::from(([10, 0, (host >> 8) as u8, host as u8], PORT))
+}
+
+fn host_of(addr: SocketAddr) -> usize {
+    match addr.ip() {
+        std::net::IpAddr::V4(ip) => usize::from(ip.octets()[2]) << 8 | usize::from(ip.octets()[3]),
+        std::net::IpAddr::V6(_) => unreachable!("hosts have IPv4 addresses"),
+    }
+}
