@@ -352,8 +352,8 @@ mod tests {
             ..CallHeader::default()
         };
         let bytes = encode(Kind::Call, &call, 7);
-        let golden = "2f000000\
-                      01002400\
+        let golden = "2b000000\
+                      01002000\
                       0807\
                       121000000000000000000000000000000102\
                       2001\

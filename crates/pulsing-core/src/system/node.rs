@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 use super::driver::{Driver, Input};
 use super::{ActorSpec, Endpoint, Instance, Member, MemberState, Security, SystemConfig, Target};
@@ -64,7 +64,7 @@ pub(super) struct Inner {
     links: Mutex<HashMap<NodeId, Arc<Link>>>,
     deadlines: Arc<Deadlines>,
     turns: AtomicUsize,
-    tasks: Mutex<Vec<AbortHandle>>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
     myself: Weak<Inner>,
 }
 
@@ -134,8 +134,8 @@ impl System {
         let driver = Driver::new(Arc::clone(&inner), membership, control, synced_tx);
         {
             let mut tasks = inner.tasks.lock();
-            tasks.push(tokio::spawn(listener::run(listener, accept)).abort_handle());
-            tasks.push(tokio::spawn(driver.run(inputs, events)).abort_handle());
+            tasks.push(tokio::spawn(listener::run(listener, accept)));
+            tasks.push(tokio::spawn(driver.run(inputs, events)));
         }
 
         let system = Self(inner);
@@ -147,7 +147,7 @@ impl System {
             // The names of the cluster are known when `start` returns; a peer that does not answer is no reason to fail.
             let _ = tokio::time::timeout(Duration::from_secs(2), synced.wait_for(|done| *done)).await;
         }
-        let keeper = tokio::spawn(join::keep(Arc::downgrade(&system.0))).abort_handle();
+        let keeper = tokio::spawn(join::keep(Arc::downgrade(&system.0)));
         system.0.tasks.lock().push(keeper);
         *system.0.readiness.lock() = Readiness::Ready;
         Ok(system)
@@ -361,8 +361,11 @@ impl System {
         for (_, link) in links {
             link.close(&Error::ShutDown);
         }
-        for task in self.0.tasks.lock().drain(..) {
+        let tasks: Vec<_> = self.0.tasks.lock().drain(..).collect();
+        for task in tasks {
             task.abort();
+            // The port is free when this returns.
+            let _ = task.await;
         }
         self.0.changed();
     }
