@@ -146,10 +146,10 @@ impl Actor for Stuck {
                 self.0.fetch_add(1, Ordering::SeqCst);
             }
         }
-        let _gone = Gone(Arc::clone(&self.0));
         if call.payload.head == "ping" {
             call.responder.value(raw("pong"));
         } else {
+            let _gone = Gone(Arc::clone(&self.0));
             std::future::pending::<()>().await;
         }
     }

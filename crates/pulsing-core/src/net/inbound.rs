@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::AsyncRead;
+use tokio::sync::watch;
 
 use super::reader::{FrameReader, Head};
 use super::wire::{CallHeader, CreditHeader, ErrorHeader, Kind, RefHeader, ReplyHeader, decode};
@@ -58,6 +59,12 @@ impl Header {
             Self::Value(h) | Self::Item(h) => (&h.segments, h.codec, h.message),
         }
     }
+    fn after(&self) -> u64 {
+        match self {
+            Self::Call(h) => h.after,
+            Self::Value(h) | Self::Item(h) => h.after,
+        }
+    }
     fn into_inbound(self, payload: Payload) -> Inbound {
         match self {
             Self::Call(h) => Inbound::Call(h, payload),
@@ -75,15 +82,60 @@ struct Partial {
     filling: usize,
 }
 
-/// Reads a connection of a link to its end.
-///
-/// # Errors
-/// Always ends with the reason: `Protocol` with what was wrong, or `Ok` at a clean end.
-pub async fn read_link(
+/// What the two lanes of a link are read with.
+pub struct Reading {
+    /// Largest message accepted, in bytes.
+    pub max_message: u64,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Whom messages go to.
+    pub role: Arc<dyn Role>,
+}
+
+/// How far the small lane got: it counts there, and the bulk lane waits for it.
+enum Progress {
+    Small(watch::Sender<u64>),
+    Bulk(watch::Receiver<u64>),
+}
+
+impl Reading {
+    /// Readers of the two lanes, each a future that ends with its connection: `Ok` at a clean end, else what was wrong.
+    pub fn lanes<S, B>(self, small: S, bulk: B) -> (impl Future<Output = Result<()>>, impl Future<Output = Result<()>>)
+    where
+        S: AsyncRead + Unpin,
+        B: AsyncRead + Unpin,
+    {
+        let Self { max_message, metrics, role } = self;
+        let (count, counted) = watch::channel(0);
+        (
+            read_lane(small, max_message, Arc::clone(&metrics), Arc::clone(&role), Progress::Small(count)),
+            read_lane(bulk, max_message, metrics, role, Progress::Bulk(counted)),
+        )
+    }
+}
+
+impl Progress {
+    /// An ordered frame was handled.
+    fn step(&self) {
+        if let Self::Small(count) = self {
+            count.send_modify(|n| *n += 1);
+        }
+    }
+    /// Waits until `after` ordered frames of the small lane were handled.
+    async fn wait(&mut self, after: u64) -> Result<()> {
+        if let Self::Bulk(counted) = self {
+            counted.wait_for(|n| *n >= after).await.map_err(|_| Error::Protocol("the small lane ended".into()))?;
+        }
+        Ok(())
+    }
+}
+
+async fn read_lane(
     io: impl AsyncRead + Unpin,
     max_message: u64,
     metrics: Arc<Metrics>,
     role: Arc<dyn Role>,
+    mut progress: Progress,
 ) -> Result<()> {
     let mut reader = FrameReader::new(io);
     let mut partials: HashMap<u64, Partial> = HashMap::new();
@@ -105,7 +157,9 @@ pub async fn read_link(
                 for size in sizes {
                     segments.push(reader.take(size).await?);
                 }
+                progress.wait(header.after()).await?;
                 Arc::clone(&role).inbound(header.into_inbound(payload(codec, segments)))?;
+                progress.step();
                 if id != 0 {
                     role.acknowledge(id);
                 }
@@ -128,6 +182,7 @@ pub async fn read_link(
             if partial.is_complete() {
                 let codec = codec_of(partial.header.parts().1)?;
                 let segments = partial.segments.into_iter().map(BytesMut::freeze).collect();
+                progress.wait(partial.header.after()).await?;
                 Arc::clone(&role).inbound(partial.header.into_inbound(payload(codec, segments)))?;
                 role.acknowledge(id);
             } else {
@@ -148,7 +203,11 @@ pub async fn read_link(
                 Kind::Arrived => Inbound::Arrived(reference()?),
                 other => return Err(Error::Protocol(format!("{other:?} frame on a call link"))),
             };
+            let ordered = matches!(message, Inbound::Error(..) | Inbound::StreamStart(_) | Inbound::End(_));
             Arc::clone(&role).inbound(message)?;
+            if ordered {
+                progress.step();
+            }
         }
         metrics.bytes_in.add(reader.read - counted);
         counted = reader.read;

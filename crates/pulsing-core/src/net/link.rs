@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 
 use super::conn::{self, DialError};
 use super::handshake::{Credentials, Lane};
-use super::inbound::{Inbound, Role, read_link, segments_of};
+use super::inbound::{Inbound, Reading, Role, segments_of};
 use super::outbox::{Key, Outbox};
 use super::outcall::{Outcall, Route};
 use super::wire::{CallHeader, CreditHeader, Kind, RefHeader};
@@ -118,6 +118,7 @@ impl Link {
             no_wait: options.no_wait,
             window: options.window,
             message: 0,
+            after: 0,
         };
         if mode == Mode::Ask {
             self.calls.lock().insert(id, Arc::clone(outcall));
@@ -210,8 +211,8 @@ impl Link {
             *state = State::Open(outbox);
         }
         let role: Arc<dyn Role> = Arc::clone(self) as Arc<dyn Role>;
-        let read_small = read_link(small_in, config.max_message, Arc::clone(&config.metrics), Arc::clone(&role));
-        let read_bulk = read_link(bulk_in, config.max_message, Arc::clone(&config.metrics), role);
+        let reading = Reading { max_message: config.max_message, metrics: config.metrics, role };
+        let (read_small, read_bulk) = reading.lanes(small_in, bulk_in);
         let reason = tokio::select! {
             done = write_small => done.err().map(|e| e.to_string()),
             done = write_bulk => done.err().map(|e| e.to_string()),
@@ -282,7 +283,7 @@ impl Role for Link {
 }
 
 fn send(outbox: &Outbox, key: Key, header: CallHeader, payload: Payload) {
-    outbox.send(key, Kind::Call, payload, |message| CallHeader { message, ..header });
+    outbox.send(key, Kind::Call, payload, |message, after| CallHeader { message, after, ..header });
 }
 
 fn id_bytes(id: ActorId) -> Bytes {

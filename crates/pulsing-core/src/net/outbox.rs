@@ -2,7 +2,8 @@
 //!
 //! Order (R2): messages of one key (a sender-receiver pair, or the events of one call) must arrive in order although the two
 //! connections race. A key that has a large message under way sends everything through the bulk lane, behind it, until the
-//! peer says that it arrived; other keys are not held up.
+//! peer says that it arrived; other keys are not held up. A bulk message carries the number of ordered frames that left on
+//! the small lane before it, and the receiver handles it after those.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -50,6 +51,7 @@ struct BulkMessage {
 #[derive(Default)]
 struct Order {
     next: u64,
+    small_sent: u64,
     outstanding: HashMap<Key, u32>,
     messages: HashMap<u64, Key>,
 }
@@ -75,13 +77,15 @@ impl Outbox {
         (Self { small, bulk, order: Mutex::default() }, Queues { small: small_rx, bulk: bulk_rx })
     }
 
-    /// Sends a message that has a payload. `header` is told the message number to put in (0 = whole in one frame).
-    pub fn send<M: Message>(&self, key: Key, kind: Kind, payload: Payload, header: impl FnOnce(u64) -> M) {
+    /// Sends a message that has a payload. `header` is told the message number (0 = whole in one frame) and how many small
+    /// frames came before.
+    pub fn send<M: Message>(&self, key: Key, kind: Kind, payload: Payload, header: impl FnOnce(u64, u64) -> M) {
         let total = payload.len();
         // The lock is held over the push: two senders of one key must queue in the order they were numbered.
         let mut order = self.order.lock();
         if total <= SMALL && !order.outstanding.contains_key(&key) {
-            let head = encode(kind, &header(0), total);
+            order.small_sent += 1;
+            let head = encode(kind, &header(0, 0), total);
             let _ = self.small.send(Frame { head, body: Some(payload) });
             return;
         }
@@ -90,24 +94,25 @@ impl Outbox {
         *order.outstanding.entry(key).or_default() += 1;
         order.messages.insert(id, key);
         let first = total.min(CHUNK);
-        let frame = encode(kind, &header(id), first);
+        let frame = encode(kind, &header(id, order.small_sent), first);
         let segments = std::iter::once(payload.head).chain(payload.buffers).filter(|s| !s.is_empty()).collect();
         let _ = self.bulk.send(BulkMessage { key, id, frame, first, segments, left: total });
     }
 
     /// Sends a frame without a body, after everything of its key.
     pub fn send_after(&self, key: Key, kind: Kind, header: &impl Message) {
-        let order = self.order.lock();
+        let mut order = self.order.lock();
         let head = encode(kind, header, 0);
         if order.outstanding.contains_key(&key) {
             let message = BulkMessage { key, id: 0, frame: head, first: 0, segments: VecDeque::new(), left: 0 };
             let _ = self.bulk.send(message);
         } else {
+            order.small_sent += 1;
             let _ = self.small.send(Frame { head, body: None });
         }
     }
 
-    /// Sends a frame without a body at once.
+    /// Sends a frame without a body at once: credit, cancellation and receipts are ordered with nothing.
     pub fn send_now(&self, kind: Kind, header: &impl Message) {
         let _ = self.small.send(Frame { head: encode(kind, header, 0), body: None });
     }

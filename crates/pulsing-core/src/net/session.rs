@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::conn;
 use super::deadline::{DeadlineKey, Deadlines};
 use super::handshake::Lane;
-use super::inbound::{Inbound, Role, read_link, segments_of};
+use super::inbound::{Inbound, Reading, Role, segments_of};
 use super::outbox::{Key, Outbox};
 use super::wire::{CallHeader, ErrorHeader, Kind, RefHeader, ReplyHeader};
 use crate::call::{Call, CancelSignal, Mode, ReplyEvent, ReplySink, Responder};
@@ -110,8 +110,8 @@ pub async fn serve(peer: Identity, small: TcpStream, bulk: TcpStream, config: Se
     let (bulk_in, bulk_out) = conn::halves(bulk);
     let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));
     let role: Arc<dyn Role> = Arc::clone(&session) as Arc<dyn Role>;
-    let read_small = read_link(small_in, config.max_message, Arc::clone(&config.metrics), Arc::clone(&role));
-    let read_bulk = read_link(bulk_in, config.max_message, Arc::clone(&config.metrics), role);
+    let reading = Reading { max_message: config.max_message, metrics: config.metrics, role };
+    let (read_small, read_bulk) = reading.lanes(small_in, bulk_in);
     let ended = tokio::select! {
         done = write_small => done.err().map(|e| e.to_string()),
         done = write_bulk => done.err().map(|e| e.to_string()),
@@ -151,9 +151,14 @@ impl Session {
         let sink: Arc<dyn ReplySink> = if header.tell {
             Arc::new(Nowhere)
         } else {
+            let after = Duration::from_millis(header.timeout_ms.unwrap_or_default());
             let key = deadline.map(|at| {
-                let cancel = cancel.clone();
-                self.deadlines.insert(at, move || cancel.fire())
+                let session = Arc::downgrade(self);
+                self.deadlines.insert(at, move || {
+                    if let Some(session) = session.upgrade() {
+                        session.expire(id, actor, after);
+                    }
+                })
             });
             let inflight = Inflight { cancel: cancel.clone(), credit: Arc::clone(&credit), deadline: key };
             if self.calls.lock().insert(id, inflight).is_some() {
@@ -181,16 +186,33 @@ impl Session {
         Ok(())
     }
 
-    fn first_reply(&self, call: u64) {
-        let key = self.calls.lock().get_mut(&call).and_then(|c| c.deadline.take());
+    /// The callee enforces the deadline too: a caller that is stuck must not keep it busy (R5).
+    fn expire(&self, id: u64, actor: ActorId, after: Duration) {
+        let Some(call) = self.calls.lock().remove(&id) else { return };
+        if let Some(outbox) = &*self.outbox.lock() {
+            let error = Error::Timeout { what: format!("actor {actor} did not answer"), after };
+            outbox.send_after(Key::Call(id), Kind::Error, &ErrorHeader::from_error(id, &error));
+        }
+        call.cancel.fire();
+        call.credit.close();
+    }
+
+    /// Notes a reply event; false if nobody waits for it any more.
+    fn replied(&self, call: u64, terminal: bool) -> bool {
+        let key = {
+            let mut calls = self.calls.lock();
+            if terminal {
+                let Some(inflight) = calls.remove(&call) else { return false };
+                inflight.deadline
+            } else {
+                let Some(inflight) = calls.get_mut(&call) else { return false };
+                inflight.deadline.take()
+            }
+        };
         if let Some(key) = key {
             self.deadlines.remove(key);
         }
-    }
-
-    fn end(&self, call: u64) {
-        self.first_reply(call);
-        self.calls.lock().remove(&call);
+        true
     }
 }
 
@@ -240,10 +262,10 @@ struct RemoteSink {
 impl ReplySink for RemoteSink {
     fn event(&self, event: ReplyEvent) {
         let terminal = event.is_terminal();
-        if terminal {
-            self.session.end(self.call);
-        } else if matches!(event, ReplyEvent::StreamStart) {
-            self.session.first_reply(self.call);
+        if !self.session.replied(self.call, terminal) {
+            return;
+        }
+        if matches!(event, ReplyEvent::StreamStart) {
             self.session.metrics.streams.inc();
         }
         let guard = self.session.outbox.lock();
@@ -252,9 +274,9 @@ impl ReplySink for RemoteSink {
         let key = Key::Call(call);
         match event {
             ReplyEvent::Value(p) | ReplyEvent::Item(p) => {
-                let header = ReplyHeader { call, codec: u32::from(p.codec.0), segments: segments_of(&p), message: 0 };
+                let (codec, segments) = (u32::from(p.codec.0), segments_of(&p));
                 let kind = if terminal { Kind::Value } else { Kind::Item };
-                outbox.send(key, kind, p, |message| ReplyHeader { message, ..header });
+                outbox.send(key, kind, p, |message, after| ReplyHeader { call, codec, segments, message, after });
             }
             ReplyEvent::Error(e) => outbox.send_after(key, Kind::Error, &ErrorHeader::from_error(call, &e)),
             ReplyEvent::StreamStart => outbox.send_after(key, Kind::StreamStart, &RefHeader { id: call }),

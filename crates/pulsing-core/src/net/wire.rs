@@ -123,6 +123,9 @@ pub struct CallHeader {
     /// Message number on the bulk lane; 0 = the whole message is in this frame.
     #[prost(uint64, tag = "12")]
     pub message: u64,
+    /// Bulk lane: ordered frames sent on the small lane before; this message is handled after them (R2).
+    #[prost(uint64, tag = "13")]
+    pub after: u64,
 }
 
 /// Header of [`Kind::Value`] and [`Kind::Item`].
@@ -140,6 +143,9 @@ pub struct ReplyHeader {
     /// As in [`CallHeader::message`].
     #[prost(uint64, tag = "4")]
     pub message: u64,
+    /// As in [`CallHeader::after`].
+    #[prost(uint64, tag = "5")]
+    pub after: u64,
 }
 
 /// Header of the kinds that need none.
