@@ -176,6 +176,67 @@ fn a_paused_node_kills_nobody_and_comes_back() {
 }
 
 #[test]
+fn short_pauses_kill_nobody() {
+    for_seeds(5, |seed| {
+        let mut sim = Sim::formed(6, Preset::Local, Weather::FAIR, seed);
+        for _ in 0..10 {
+            let sleeper = sim.pick(6);
+            sim.pause(sleeper);
+            sim.run(ms(2000));
+            sim.resume(sleeper);
+            sim.run(ms(2000));
+        }
+        assert_eq!(sim.deaths(Duration::ZERO), []);
+        assert!(sim.agreed());
+    });
+}
+
+#[test]
+fn a_host_that_sleeps_wakes_with_its_whole_cluster() {
+    for_seeds(10, |seed| {
+        let mut sim = Sim::formed(6, Preset::Local, Weather::FAIR, seed);
+        sim.run(ms(100 * (seed % 20)));
+        for host in 0..6 {
+            sim.pause(host);
+        }
+        sim.run(ms(60_000));
+        for host in 0..6 {
+            sim.resume(host);
+            sim.run(ms(100));
+        }
+        sim.run(ms(20_000));
+        assert_eq!(sim.deaths(Duration::ZERO), []);
+        assert!(sim.agreed());
+    });
+}
+
+#[test]
+fn half_of_a_cluster_may_crash_at_once() {
+    for_seeds(5, |seed| {
+        let mut sim = Sim::formed(10, Preset::Lan, Weather::FAIR, seed);
+        sim.run(ms(1000));
+        let start = sim.now();
+        let dead: BTreeSet<NodeId> = (5..10).map(|host| sim.kill(host)).collect();
+        sim.expect("the living agree", ms(2000), Sim::agreed);
+        sim.run(ms(10_000));
+        assert!(sim.deaths(start).iter().all(|(_, who, _)| dead.contains(who)));
+    });
+}
+
+#[test]
+fn one_seed_has_one_history() {
+    let history = |seed| {
+        let mut sim = Sim::formed(5, Preset::Local, Weather::LOADED, seed);
+        sim.kill(3);
+        sim.run(ms(5000));
+        let host = |sim: &mut Sim, host: usize| sim.process(host).log.clone();
+        (0..3).map(|n| host(&mut sim, n)).collect::<Vec<_>>()
+    };
+    assert_eq!(history(7), history(7));
+    assert_ne!(history(7), history(8));
+}
+
+#[test]
 fn a_restarted_process_replaces_its_old_self_at_once() {
     for_seeds(10, |seed| {
         let mut sim = Sim::formed(8, Preset::Lan, Weather::FAIR, seed);

@@ -479,6 +479,7 @@ impl Membership {
         let mut fx = Effects::default();
         let result = op(&mut self.swim, &mut fx);
         let renewed = fx.notes.iter().any(|note| matches!(note, OwnedNotification::Rejoin(_)));
+        let connected = fx.notes.iter().any(|note| matches!(note, OwnedNotification::Active));
         for (to, packet) in fx.sends {
             self.watch_incarnation(&packet);
             let mut data = Vec::with_capacity(1 + packet.len());
@@ -499,17 +500,22 @@ impl Membership {
         self.look();
         if renewed {
             self.renewed();
+        } else if connected {
+            // Gossip alone may miss someone; a newcomer introduces itself to everybody it heard of.
+            for peer in self.active(|_| true).into_iter().take(DIRECT) {
+                self.announce(peer);
+            }
         }
         result
     }
 
-    /// After this node took a newer identity: everyone has to learn it, and foca has to notice that it still has peers.
+    /// After this node took a newer identity: foca starts over and has to notice that it still has peers, which then get
+    /// to know the new self.
     fn renewed(&mut self) {
         self.my_incarnation = 0;
         self.event(MemberEvent::SelfRenewed(self.me()));
-        let _ = self.drive(|swim, fx| swim.apply_many(std::iter::empty(), true, fx));
-        for peer in self.active(|_| true).into_iter().take(DIRECT) {
-            self.announce(peer);
+        if let Err(cause) = self.drive(|swim, fx| swim.apply_many(std::iter::empty(), true, fx)) {
+            tracing::debug!(%cause, "after renewing the own identity");
         }
     }
 
@@ -587,3 +593,7 @@ impl foca::Runtime<Identity> for Effects {
         self.timers.push((event, after));
     }
 }
+
+#[cfg(test)]
+#[path = "membership_tests.rs"]
+mod tests;

@@ -62,7 +62,9 @@ impl View {
             let known = before.map(|(known, ..)| known);
             match known {
                 Some(old) if old.node != id.node => {
-                    self.by_node.remove(&old.node);
+                    if self.by_node.get(&old.node) == Some(&id.addr) {
+                        self.by_node.remove(&old.node);
+                    }
                     if was_active {
                         events.push(MemberEvent::Down(old, DownReason::Replaced));
                         self.depart(now, old, MemberState::Down);
