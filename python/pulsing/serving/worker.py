@@ -1,0 +1,409 @@
+"""The base of every engine behind a Router.
+
+A new engine is one class with one async generator::
+
+    class Echo(Worker):
+        async def generate(self, request):
+            for word in request.messages[-1]["content"].split():
+                yield Delta(word + " ")
+            yield Delta(finish_reason="stop")
+
+Everything else is here: the worker protocol, states, load reports, the bound on concurrent requests, errors,
+cancellation and draining. ``docs/guides/workers.md`` tells the whole story.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_deltas
+from pulsing.core import Actor, Message
+from pulsing.serving._errors import RequestError, shown
+from pulsing.serving._request import GenerateRequest
+from pulsing.serving._threads import in_daemon_thread
+
+if TYPE_CHECKING:
+    from pulsing._core import InboundCall
+    from pulsing.serving.mistralrs import MistralRsWorker
+    from pulsing.serving.transformers import TransformersWorker
+
+__all__ = [
+    "Delta",
+    "GenerateRequest",
+    "MistralRsWorker",
+    "RequestError",
+    "TransformersWorker",
+    "Usage",
+    "Worker",
+]
+
+_log = logging.getLogger("pulsing.serving")
+
+# Heartbeat of load reports: a Router takes a worker's requests back after three missed ones.
+_HEARTBEAT = 0.5
+# Load changes with every request; between two reports at least this long, or a fast engine reports more than it works.
+_REPORT_GAP = 0.01
+
+
+def __getattr__(name: str) -> Any:
+    # The engines' modules import this one; and a Worker of one's own should not import theirs.
+    if name == "TransformersWorker":
+        from pulsing.serving.transformers import TransformersWorker
+
+        return TransformersWorker
+    if name == "MistralRsWorker":
+        from pulsing.serving.mistralrs import MistralRsWorker
+
+        return MistralRsWorker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class Worker(Actor):
+    """An engine as an actor: override :meth:`generate`, and :meth:`load` and :meth:`close` where there is something to do.
+
+    Args:
+        model_name: the name Routers list and accept for this worker's model.
+        capacity: requests served at once; more wait in order inside the worker.
+        max_waiting: requests that may wait; beyond it a request is answered 503 at once.
+        preload: load at once, in the background; ``False``: be ready at once and load at the first request.
+        drain_timeout: seconds that running requests get to finish when the worker stops.
+    """
+
+    __pulsing_protocols__: ClassVar[set[int]] = {3}
+
+    engine: ClassVar[str] = "custom"
+    """Name of the engine, published in metadata."""
+    supports: ClassVar[frozenset[str]] = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
+    """Request fields the engine honours (see ``GenerateRequest.needs``); a request that asks for another one is
+    answered 400. The default is what nearly every client sends."""
+
+    def __init__(
+        self,
+        model_name: str | None = None,
+        *,
+        capacity: int = 64,
+        max_waiting: int = 256,
+        preload: bool = True,
+        drain_timeout: float = 30.0,
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1 request, not {capacity}")
+        if max_waiting < 0:
+            raise ValueError(f"max_waiting must be 0 or more requests, not {max_waiting}")
+        if drain_timeout < 0:
+            raise ValueError(f"drain_timeout must be 0 or more seconds, not {drain_timeout}")
+        self.model = model_name or type(self).__name__
+        self.capacity = capacity
+        self.max_waiting = max_waiting
+        self.preload = preload
+        self.drain_timeout = drain_timeout
+        self.max_model_len = 0
+        """Longest context in tokens, set by ``load``; 0 = unknown."""
+        self._state = "loading" if preload else "ready"
+        self._detail = ""
+        self._loaded = False
+        self._load_task: asyncio.Task[None] | None = None
+        self._slots = asyncio.Semaphore(capacity)
+        self._running = 0
+        self._waiting = 0
+        self._processed = 0
+        self._last_token = 0.0
+        self._watchers: set[asyncio.Event] = set()
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._stopped = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ---- what an engine overrides -------------------------------------------------------------------------------
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """Yield the answer, piece by piece. The one method an engine must have; an async generator.
+
+        Each :class:`Delta` holds new text of one choice. The last one of each choice carries ``finish_reason``
+        (``"stop"`` or ``"length"``; a choice that has none when the generator returns gets ``"stop"``), the last one
+        of all carries ``usage``. When the client goes away the generator is closed: stop the engine in ``finally``.
+
+        Raises:
+            RequestError: what the client gets as an HTTP error. Any other exception becomes a 500.
+        """
+        raise TypeError(f"{type(self).__qualname__} has no generate(): write `async def generate(self, request)` in it")
+
+    def load(self) -> Any:
+        """Make the engine ready. ``async def`` runs on the loop; a plain method runs on a thread of its own.
+
+        It may set ``self.max_model_len``. What it raises makes the worker's state ``failed``, with the reason.
+        """
+
+    def close(self) -> Any:
+        """Let the engine go, after the last request. Plain or ``async def``; runs on the loop."""
+
+    # ---- states -------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """``loading``, ``ready``, ``draining`` or ``failed``."""
+        return self._state
+
+    def _set_state(self, state: str, detail: str = "") -> None:
+        self._state, self._detail = state, detail
+        self.set_metadata(state=state)
+        self._load_changed()
+
+    def set_detail(self, detail: str) -> None:
+        """Say how far loading is; shown in load reports. Any thread, so that ``load`` can call it."""
+        self._detail = detail
+        if self._loop is not None:
+            # The loop may be closed already where a load outlives its worker.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._load_changed)
+
+    def metadata(self) -> dict[str, str]:
+        """What the registry shows of this worker."""
+        return {
+            "kind": "worker",
+            "protocol": "1..1",
+            "model": self.model,
+            "role": "aggregated",
+            "state": self._state,
+            "engine": self.engine,
+        }
+
+    def on_start(self, actor_id: Any) -> None:
+        """Registers at once; loading goes on in the background."""
+        if not hasattr(self, "_requests"):
+            raise TypeError(f"{type(self).__qualname__}.__init__ must call super().__init__(...) of pulsing.serving.Worker")
+        self._loop = asyncio.get_running_loop()
+        if self.preload:
+            self._start_loading()
+
+    async def on_stop(self) -> None:
+        """Takes no new request, lets the running ones finish up to ``drain_timeout`` seconds, and closes the engine."""
+        self._set_state("draining")
+        if self._load_task is not None and not self._load_task.done():
+            self._load_task.cancel()
+        if self._requests:
+            _, late = await asyncio.wait(set(self._requests), timeout=self.drain_timeout)
+            for task in late:
+                task.cancel()
+            if late:
+                _log.warning("%s: %d requests did not finish within %g s and were cancelled", self.model, len(late), self.drain_timeout)
+                await asyncio.wait(late, timeout=1)
+        self._stopped = True
+        self._load_changed()
+        closing = self.close()
+        if inspect.isawaitable(closing):
+            await closing
+
+    def _start_loading(self) -> asyncio.Task[None]:
+        if self._load_task is None:
+            self._load_task = asyncio.get_running_loop().create_task(self._load(), name=f"load {self.model}")
+            # Its outcome is the state; nobody has to ask the task for it.
+            self._load_task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._load_task
+
+    async def _load(self) -> None:
+        begun = time.monotonic()
+        try:
+            if inspect.iscoroutinefunction(self.load):
+                await self.load()
+            elif type(self).load is not Worker.load:
+                loading = await in_daemon_thread(self.load, f"load {self.model}")
+                if inspect.isawaitable(loading):
+                    await loading
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            _log.exception("%s: loading failed", self.model)
+            if self._state != "draining":
+                self._set_state("failed", f"{type(error).__name__}: {reason}"[:500])
+            raise
+        self._loaded = True
+        _log.info("%s: ready after %.1f s", self.model, time.monotonic() - begun)
+        if self._state != "draining":
+            self._set_state("ready")
+
+    # ---- load ---------------------------------------------------------------------------------------------------
+
+    def _load_changed(self) -> None:
+        for watcher in self._watchers:
+            watcher.set()
+
+    def load_report(self) -> LoadReport:
+        """How this worker is doing now."""
+        idle = self._running == 0
+        return LoadReport(
+            state=self._state,
+            running=self._running,
+            waiting=self._waiting,
+            capacity=self.capacity,
+            kv_usage=self.kv_usage(),
+            processed=self._processed,
+            progress_age_ms=0 if idle or not self._loaded else int((time.monotonic() - self._last_token) * 1000),
+            models=[self.model],
+            detail=self._detail,
+            max_model_len=self.max_model_len,
+        )
+
+    def kv_usage(self) -> float:
+        """Share of the KV cache in use, 0..1; 0 = unknown. For engines that know."""
+        return 0.0
+
+    def engine_version(self) -> str:
+        """Version of the engine, for ``describe``; empty = unknown."""
+        return ""
+
+    # ---- plain actor messages -----------------------------------------------------------------------------------
+
+    async def receive(self, msg: Any) -> Any:
+        """Answers ``HealthCheck`` and ``GetLoad``, for people and tools that speak plain messages."""
+        kind = msg.msg_type if isinstance(msg, Message) else None
+        if kind == "HealthCheck":
+            healthy = {"ready": "healthy", "loading": "loading", "draining": "draining"}.get(self._state, "failed")
+            return Message.from_json("Ok", {"status": healthy, "is_loaded": self._loaded, "detail": self._detail})
+        if kind == "GetLoad":
+            return Message.from_json(
+                "LoadInfo",
+                {
+                    "state": self._state,
+                    "load": self._running + self._waiting,
+                    "running": self._running,
+                    "waiting": self._waiting,
+                    "capacity": self.capacity,
+                    "processed": self._processed,
+                },
+            )
+        asked = kind if kind is not None else type(msg).__name__
+        return Message.from_json("Error", {"error": f"a worker answers HealthCheck and GetLoad, not {shown(asked)}"})
+
+    # ---- the worker protocol ------------------------------------------------------------------------------------
+
+    async def on_protocol_call(self, call: InboundCall) -> None:
+        """One call of the worker protocol (``proto/worker.proto``)."""
+        try:
+            request = WorkerRequest.decode(call.head, call.buffers)
+        except ValueError as error:
+            _fail(call, RequestError(400, f"not a request of worker protocol 1: {error}"))
+            return
+        if request.kind == "generate":
+            task = asyncio.current_task()
+            assert task is not None  # a coroutine of the actor's loop always runs in a task
+            self._requests.add(task)
+            try:
+                await self._serve(call, request)
+            finally:
+                self._requests.discard(task)
+        elif request.kind == "subscribe_load":
+            await self._report_load(call)
+        elif request.kind == "describe":
+            call.reply(self.load_report().describe(self.engine, self.engine_version()))
+        else:
+            _fail(call, RequestError(400, f"worker protocol 1 has no request {shown(request.kind)}"))
+
+    async def _report_load(self, call: InboundCall) -> None:
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        try:
+            while True:
+                changed.clear()
+                await call.send(self.load_report().encode())
+                if self._stopped:
+                    call.end()
+                    return
+                await asyncio.sleep(_REPORT_GAP)
+                try:
+                    await asyncio.wait_for(changed.wait(), _HEARTBEAT - _REPORT_GAP)
+                except TimeoutError:
+                    continue
+        finally:
+            self._watchers.discard(changed)
+
+    async def _serve(self, call: InboundCall, wire: WorkerRequest) -> None:
+        try:
+            request = GenerateRequest.from_body(
+                wire.api,
+                wire.body,
+                request_id=wire.request_id,
+                deadline=wire.deadline,
+                continue_text=wire.continue_text,
+                continue_tokens=tuple(wire.continue_tokens),
+            )
+            self._check(request)
+            async with asyncio.timeout(request.deadline):
+                await self._admitted(call, request)
+        except RequestError as error:
+            _fail(call, error)
+        except TimeoutError:
+            _fail(call, RequestError(504, f"the request's deadline of {wire.deadline} s has passed", code="deadline_exceeded"))
+        except Exception as error:
+            _log.exception("%s: request %s failed", self.model, wire.request_id)
+            _fail(call, RequestError(500, f"the engine failed: {type(error).__name__}: {str(error)[:500]}", code="engine_error"))
+        else:
+            call.end()
+
+    def _check(self, request: GenerateRequest) -> None:
+        unsupported = sorted(request.needs - self.supports)
+        if unsupported:
+            raise RequestError(
+                400,
+                f"the {self.engine} engine does not support {', '.join(unsupported)}; leave it out"
+                + (" or use another worker" if self.engine != "custom" else ""),
+                unsupported[0],
+                "unsupported_parameter",
+            )
+        if self._state == "draining":
+            raise RequestError(503, f"the worker of {self.model} is shutting down", code="worker_draining")
+        if self._state == "loading":
+            raise RequestError(503, f"{self.model} is still loading: {self._detail or 'try again soon'}", code="worker_loading")
+        if self._state == "failed":
+            raise RequestError(503, f"{self.model} could not be loaded: {self._detail}", code="worker_failed")
+
+    async def _admitted(self, call: InboundCall, request: GenerateRequest) -> None:
+        """Wait for a slot, then run the engine."""
+        if self._slots.locked() and self._waiting >= self.max_waiting:
+            raise RequestError(503, f"{self.model} is full: {self._running} requests run and {self._waiting} wait", code="worker_full")
+        self._waiting += 1
+        self._load_changed()
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        if self._running == 0:
+            self._last_token = time.monotonic()
+        self._running += 1
+        self._load_changed()
+        try:
+            await self._loaded_first()
+            await self._stream(call, request)
+            self._processed += 1
+        finally:
+            self._running -= 1
+            self._slots.release()
+            self._load_changed()
+
+    async def _loaded_first(self) -> None:
+        if self._loaded:
+            return
+        try:
+            # Shielded: the first client going away must not stop the load the second one waits for.
+            await asyncio.shield(self._start_loading())
+        except Exception as error:
+            raise RequestError(503, f"{self.model} could not be loaded: {self._detail}", code="worker_failed") from error
+
+    async def _stream(self, call: InboundCall, request: GenerateRequest) -> None:
+        open_choices = set(range(request.choices))
+        async with contextlib.aclosing(self.generate(request)) as deltas:  # type: ignore[type-var]  # an async generator, see there
+            async for delta in deltas:
+                self._last_token = time.monotonic()
+                if delta.finish_reason is not None:
+                    open_choices.discard(delta.index)
+                await call.send(encode_deltas([delta]))
+        if open_choices:
+            await call.send(encode_deltas([Delta(index=index, finish_reason="stop") for index in sorted(open_choices)]))
+
+
+def _fail(call: InboundCall, error: RequestError) -> None:
+    call.fail("pulsing.serving.RequestError", error.message, code=error.status, data=error.to_json())

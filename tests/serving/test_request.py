@@ -1,0 +1,234 @@
+"""What a client may send, and what it is told about the rest (research rows T7, V1..V26)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pulsing.serving._errors import RequestError, shown
+from pulsing.serving._request import GenerateRequest
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    return GenerateRequest.from_body("chat.completions", json.dumps({"messages": USER, **fields}).encode())
+
+
+def completion(**fields: Any) -> GenerateRequest:
+    return GenerateRequest.from_body("completions", json.dumps({"prompt": "hi", **fields}).encode())
+
+
+def refused(body: Any, api: str = "chat.completions") -> RequestError:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(RequestError) as caught:
+        GenerateRequest.from_body(api, raw)
+    assert caught.value.status == 400
+    assert len(caught.value.message) <= 1024
+    return caught.value
+
+
+class TestBody:
+    @pytest.mark.parametrize("raw", [b'{"model":', b"", b"[1]", b'"text"', b'{"temperature": NaN}', b"\xff\xfe", b"[" * 100_000])
+    def test_what_is_no_json_object_is_refused(self, raw: bytes) -> None:
+        refused(raw)
+
+    def test_null_is_absent(self) -> None:
+        fields = dict.fromkeys(
+            ["stream", "logprobs", "stop", "tools", "seed", "max_tokens", "n", "temperature", "top_p", "logit_bias", "user"]
+        )
+        assert chat(**fields).needs == frozenset()
+
+    def test_fields_of_other_vendors_pass_and_stay_readable(self) -> None:
+        request = chat(foo=1, thinking={"x": 1}, store=False, parallel_tool_calls=True, metadata={"a": "b"})
+        assert request.needs == frozenset()
+        assert request.body["foo"] == 1
+
+    def test_an_error_never_repeats_a_large_value(self) -> None:
+        refused({"messages": "x" * 2_000_000})
+        refused({"messages": USER, "stop": [1] * 1_000_000})
+        assert len(shown({"k": "v" * 10_000})) <= 100
+
+
+class TestMessages:
+    @pytest.mark.parametrize(
+        ("messages", "param"),
+        [
+            (None, "messages"),
+            ([], "messages"),
+            ("hi", "messages"),
+            (["hi"], "messages[0]"),
+            ([{"role": "robot", "content": "hi"}], "messages[0].role"),
+            ([{"content": "hi"}], "messages[0].role"),
+            ([{"role": "user"}], "messages[0].content"),
+            ([*USER, {"role": "user", "content": 5}], "messages[1].content"),
+            ([{"role": "user", "content": [{"type": "thinking"}]}], "messages[0].content[0]"),
+            ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}], "messages[0].content[1]"),
+            ([{"role": "user", "content": "\ud800"}], "messages[0].content"),
+            ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
+        ],
+    )
+    def test_a_wrong_one_is_named(self, messages: Any, param: str) -> None:
+        assert refused({"messages": messages}).param == param
+
+    def test_content_parts_become_one_text_in_order(self) -> None:
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        request = chat(messages=[{"role": "user", "content": parts}, {"role": "user", "content": []}])
+        assert [message["content"] for message in request.messages] == ["ab", ""]
+
+    def test_roles_are_those_templates_know(self) -> None:
+        request = chat(
+            messages=[
+                {"role": "developer", "content": "be brief"},
+                {"role": "user", "content": "2+2"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [
+                        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}},
+                        {"id": "c2", "type": "function", "function": {"name": "raw", "arguments": "not json"}},
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "4"}]},
+            ]
+        )
+        assert [message["role"] for message in request.messages] == ["system", "user", "assistant", "tool"]
+        calls = request.messages[2]["tool_calls"]
+        assert [call["function"]["arguments"] for call in calls] == [{"a": 2}, "not json"]
+        assert request.messages[2]["content"] == ""
+        assert request.messages[3] == {"role": "tool", "tool_call_id": "c1", "content": "4"}
+
+    def test_only_an_empty_assistant_message_is_fine(self) -> None:
+        assert chat(messages=[{"role": "assistant", "content": ""}]).messages == ({"role": "assistant", "content": ""},)
+
+
+class TestValues:
+    @pytest.mark.parametrize("make", [chat, completion])
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("temperature", -1),
+            ("temperature", 2.1),
+            ("temperature", "hot"),
+            ("temperature", True),
+            ("top_p", -0.1),
+            ("top_p", 1.1),
+            ("top_k", -2),
+            ("top_k", 1.5),
+            ("min_p", 2),
+            ("n", 0),
+            ("n", 129),
+            ("presence_penalty", 3),
+            ("frequency_penalty", -3),
+            ("repetition_penalty", 0),
+            ("seed", 1.5),
+            ("max_tokens", -1),
+            ("max_tokens", "many"),
+            ("stop", [""]),
+            ("stop", ""),
+            ("stop", 5),
+            ("stop", [1]),
+            ("logit_bias", {"a": 1}),
+            ("logit_bias", {"5": 101}),
+            ("logit_bias", [5]),
+            ("chat_template_kwargs", 5),
+            ("response_format", "json"),
+        ],
+    )
+    def test_a_bad_value_is_refused_alike_in_both_apis(self, make: Any, name: str, value: Any) -> None:
+        with pytest.raises(RequestError) as caught:
+            make(**{name: value})
+        assert caught.value.status == 400
+        assert caught.value.param == name
+
+    @pytest.mark.parametrize("make", [chat, completion])
+    def test_the_edges_are_taken(self, make: Any) -> None:
+        request = make(temperature=0, top_p=0, top_k=-1, n=128, presence_penalty=-2, frequency_penalty=2, seed=-5, max_tokens=1)
+        assert (request.temperature, request.top_p, request.top_k, request.n, request.seed) == (0, 0, None, 128, -5)
+
+    def test_the_newer_limit_wins(self) -> None:
+        assert chat(max_tokens=5, max_completion_tokens=9).max_tokens == 9
+        assert chat(max_tokens=5).max_tokens == 5
+        assert chat().max_tokens is None
+        assert completion().max_tokens == 16
+        assert completion(max_tokens=0).max_tokens == 0
+        assert refused({"messages": USER, "max_tokens": 0}).param == "max_tokens"
+
+    def test_stop_is_one_or_many(self) -> None:
+        assert chat(stop="a").stop == ("a",)
+        assert chat(stop=["a", "b", "a"]).stop == ("a", "b")
+        assert chat(stop=[]).stop == ()
+
+    def test_logprobs(self) -> None:
+        assert chat(logprobs=True, top_logprobs=3).top_logprobs == 3
+        assert completion(logprobs=0).logprobs
+        assert not completion().logprobs
+        assert refused({"messages": USER, "top_logprobs": 3}).param == "top_logprobs"
+        assert refused({"messages": USER, "logprobs": True, "top_logprobs": 21}).param == "top_logprobs"
+        assert refused({"prompt": "a", "logprobs": 6}, "completions").param == "logprobs"
+
+
+class TestPrompts:
+    @pytest.mark.parametrize(
+        ("prompt", "expected"),
+        [
+            ("a", ("a",)),
+            (["a", "b"], ("a", "b")),
+            ([1, 2, 3], ((1, 2, 3),)),
+            ([[1, 2], [3]], ((1, 2), (3,))),
+            ("", ("",)),
+        ],
+    )
+    def test_all_four_forms(self, prompt: Any, expected: Any) -> None:
+        assert completion(prompt=prompt).prompts == expected
+
+    @pytest.mark.parametrize("prompt", [None, [], {}, 5, [True], [["a"]], [[]], [-1], ["\udfff"]])
+    def test_anything_else_is_refused(self, prompt: Any) -> None:
+        error = refused({"prompt": prompt}, "completions")
+        assert error.param is not None
+        assert error.param.startswith("prompt")
+
+    def test_choices_count_prompts_and_n(self) -> None:
+        assert completion(prompt=["a", "b"], n=3).choices == 6
+        assert chat(n=2).choices == 2
+
+
+class TestNeeds:
+    @pytest.mark.parametrize(
+        ("fields", "need"),
+        [
+            ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"functions": [{"name": "f"}]}, "functions"),
+            ({"ignore_eos": True}, "ignore_eos"),
+            ({"min_tokens": 3}, "min_tokens"),
+            ({"modalities": ["text", "audio"]}, "modalities"),
+            ({"logit_bias": {"5": -100}}, "logit_bias"),
+            ({"n": 2}, "n"),
+            ({"best_of": 3}, "best_of"),
+            ({"seed": 0}, "seed"),
+            ({"temperature": 0}, "temperature"),
+            ({"guided_json": {}}, "guided_json"),
+        ],
+    )
+    def test_what_changes_the_output_is_asked_for(self, fields: dict[str, Any], need: str) -> None:
+        assert need in chat(**fields).needs
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"tools": []},
+            {"tools": [{"type": "function"}], "tool_choice": "none"},
+            {"response_format": {"type": "text"}},
+            {"n": 1, "best_of": 1},
+            {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": False, "logit_bias": {}},
+            {"modalities": ["text"], "ignore_eos": False, "min_tokens": 0, "repetition_penalty": 1.0},
+        ],
+    )
+    def test_what_changes_nothing_is_not(self, fields: dict[str, Any]) -> None:
+        assert chat(**fields).needs == frozenset()
+
+    def test_template_variables(self) -> None:
+        request = chat(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
+        assert request.template_args == {"enable_thinking": False, "reasoning_effort": "low"}
