@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use pulsing_core::{Error, MemberState, System, SystemConfig};
+use pulsing_core::{Error, MemberState, Passphrase, Security, System, SystemConfig};
 
 fn alive(system: &System) -> usize {
     system.members().iter().filter(|m| m.state == MemberState::Alive).count()
@@ -90,4 +90,66 @@ async fn a_seed_that_restarts_is_joined_again() {
     let again = System::start(SystemConfig { addr: Some(addr), ..config(&[]) }).await.unwrap();
     eventually("they met again", Duration::from_secs(8), || alive(&again) == 2 && alive(&member) == 2).await;
     eventually("names too", Duration::from_secs(2), || again.instances("x").len() == 1).await;
+}
+
+fn secured(passphrase: &str, seeds: &[String]) -> SystemConfig {
+    SystemConfig { security: Security::Passphrase(Passphrase::new(passphrase).unwrap()), ..config(seeds) }
+}
+
+async fn refusal(config: SystemConfig) -> String {
+    let error = System::start(SystemConfig { join_timeout: Some(Duration::from_secs(5)), ..config })
+        .await
+        .map(|_| ())
+        .unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    error.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_passphrase_makes_a_tls_cluster_that_others_are_told_to_keep_out_of() {
+    let seed = System::start(secured("one", &[])).await.unwrap();
+    let plain = node(&[]).await;
+    let (seeds, plain_seeds) = ([seed.addr().to_string()], [plain.addr().to_string()]);
+
+    let member = System::start(secured("one", &seeds)).await.unwrap();
+    seed.spawn(Echo, named("echo")).await.unwrap();
+    let there = member.resolve("echo", None, Duration::from_secs(2)).await.unwrap();
+    let large = vec![3u8; 3 << 20];
+    assert!(ask(&member, there.target, large.clone()).await.unwrap().head == large);
+
+    assert!(refusal(secured("two", &seeds)).await.contains("check the passphrase and --cluster"));
+    let other = SystemConfig { cluster: "other".into(), ..secured("one", &seeds) };
+    assert!(refusal(other).await.contains("check the passphrase and --cluster"));
+    assert!(refusal(config(&seeds)).await.contains("this cluster uses TLS"));
+    assert!(refusal(secured("one", &plain_seeds)).await.contains("it answers without TLS"));
+    assert_eq!((alive(&seed), alive(&plain)), (2, 1));
+    // A refusal disturbs nobody.
+    assert_eq!(ask(&member, there.target, "x").await.unwrap().head, "x");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rubbish_on_the_port_disturbs_nobody() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let seed = node(&[]).await;
+    let mut held = Vec::new();
+    for rubbish in [
+        &b"\x89PULSING"[..],
+        b"\x89PULSING\x09\x09\0\0\0\0\0\0",
+        b"\x89PULSING\x01\x01\0\0\xff\xff\xff\xff",
+        b"\x16\x03\x01\x02\0\x01",
+        b"\0\0\0\0\0",
+        b"GARBAGE\r\n\r\n",
+    ] {
+        let mut stream = tokio::net::TcpStream::connect(seed.addr()).await.unwrap();
+        stream.write_all(rubbish).await.unwrap();
+        held.push(stream);
+    }
+    for _ in 0..300 {
+        held.push(tokio::net::TcpStream::connect(seed.addr()).await.unwrap());
+    }
+    let member = node(&[&seed]).await;
+    eventually("the cluster works meanwhile", Duration::from_secs(2), || alive(&member) == 2).await;
+    let mut answer = Vec::new();
+    held[1].read_to_end(&mut answer).await.unwrap();
+    assert!(String::from_utf8_lossy(&answer).contains("wire versions do not meet"), "{answer:?}");
 }

@@ -1,12 +1,15 @@
 //! One connection to a peer, ready for frames.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
 
-use super::handshake::{self, Credentials, Lane};
+use super::handshake::{self, Credentials, Lane, Trust};
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
 
@@ -26,6 +29,63 @@ pub struct DialError {
     pub refused: bool,
 }
 
+/// A connection, plain or under TLS.
+pub enum Conn {
+    /// Plain TCP.
+    Plain(TcpStream),
+    /// TLS between members.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+macro_rules! forward {
+    ($self:ident, $stream:ident => $call:expr) => {
+        match $self.get_mut() {
+            Conn::Plain($stream) => {
+                let $stream = Pin::new($stream);
+                $call
+            }
+            Conn::Tls($stream) => {
+                let $stream = Pin::new(&mut **$stream);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Conn {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        forward!(self, stream => stream.poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Conn {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+        forward!(self, stream => stream.poll_write(cx, buf))
+    }
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        forward!(self, stream => stream.poll_flush(cx))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        forward!(self, stream => stream.poll_shutdown(cx))
+    }
+}
+
+impl Conn {
+    /// Splits for a reader and a writer task.
+    pub fn halves(self) -> (Reading, Writing) {
+        match self {
+            Self::Plain(stream) => {
+                let (reading, writing) = stream.into_split();
+                (Box::new(reading), Box::new(writing))
+            }
+            Self::Tls(stream) => {
+                let (reading, writing) = tokio::io::split(*stream);
+                (Box::new(reading), Box::new(writing))
+            }
+        }
+    }
+}
+
 /// Connects and shakes hands.
 ///
 /// # Errors
@@ -36,11 +96,11 @@ pub async fn dial(
     lane: Lane,
     session: u128,
     cred: &Credentials,
-) -> Result<(TcpStream, Identity), DialError> {
+) -> Result<(Conn, Identity), DialError> {
     let connect = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(addr)).await;
     let failed =
         |reason: String, refused| DialError { error: Error::ConnectFailed { addr: addr.to_string(), reason }, refused };
-    let mut stream = match connect {
+    let stream = match connect {
         Ok(Ok(stream)) => stream,
         Ok(Err(e)) => return Err(failed(e.to_string(), e.kind() == std::io::ErrorKind::ConnectionRefused)),
         Err(_) => return Err(failed(format!("no connection within {CONNECT_TIMEOUT:?}"), false)),
@@ -50,6 +110,19 @@ pub async fn dial(
         return Err(failed("nobody listens there".into(), true));
     }
     prepare(&stream);
+    let mut stream = match &cred.trust {
+        Trust::Tls(tls) => {
+            let limit = handshake::HANDSHAKE_TIMEOUT;
+            match tokio::time::timeout(limit, tls.connect(stream)).await {
+                Ok(Ok(stream)) => Conn::Tls(Box::new(stream)),
+                Ok(Err(reason)) => {
+                    return Err(DialError { error: Error::Refused { addr: addr.to_string(), reason }, refused: false });
+                }
+                Err(_) => return Err(failed(format!("no TLS handshake within {limit:?}"), false)),
+            }
+        }
+        _ => Conn::Plain(stream),
+    };
     let peer = handshake::dial(&mut stream, addr, me, lane, session, cred)
         .await
         .map_err(|error| DialError { error, refused: false })?;
@@ -62,10 +135,4 @@ pub fn prepare(stream: &TcpStream) {
     let keepalive =
         socket2::TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
     let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive);
-}
-
-/// Splits for a reader and a writer task.
-pub fn halves(stream: TcpStream) -> (Reading, Writing) {
-    let (reading, writing) = stream.into_split();
-    (Box::new(reading), Box::new(writing))
 }

@@ -8,11 +8,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::conn::{self, DialError};
+use super::conn::{self, Conn, DialError};
 use super::handshake::Lane;
 use super::link::{LinkConfig, LinkEnd};
 use super::reader::FrameReader;
@@ -117,7 +116,7 @@ async fn run(to: Identity, mut queue: mpsc::Receiver<Frame>, config: LinkConfig)
     if peer.node != to.node {
         return Some(LinkEnd::Refused);
     }
-    let (mut reading, mut writing) = stream.into_split();
+    let (mut reading, mut writing) = stream.halves();
     let mut nothing = [0u8; 16];
     loop {
         let frame = tokio::select! {
@@ -143,7 +142,7 @@ async fn run(to: Identity, mut queue: mpsc::Receiver<Frame>, config: LinkConfig)
 }
 
 /// Serves a control connection that a peer dialled.
-pub async fn serve(peer: Identity, stream: TcpStream, events: mpsc::UnboundedSender<ControlEvent>, config: LinkConfig) {
+pub async fn serve(peer: Identity, stream: Conn, events: mpsc::UnboundedSender<ControlEvent>, config: LinkConfig) {
     let mut reader = FrameReader::new(stream);
     match read(peer, &mut reader, &events).await {
         Ok(true) => {}

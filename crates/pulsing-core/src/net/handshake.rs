@@ -18,10 +18,10 @@ use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::secret::Secret;
+use super::tls::{self, ClusterTls};
 use super::wire::{MAGIC, VERSION, VERSION_MIN};
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
-use crate::system::Security;
 
 /// Any byte stream a link can run on.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -91,15 +91,42 @@ struct Proof {
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_MESSAGE: usize = 4096;
 
+/// On what ground a peer is accepted (design section 6).
+#[derive(Clone, Debug)]
+pub enum Trust {
+    /// It runs on this host and proves the user's secret.
+    Secret(Secret),
+    /// It showed a certificate of the cluster before this handshake began.
+    Tls(ClusterTls),
+    /// None.
+    Anyone,
+}
+
 /// Who this node is and whom it accepts.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     /// Name of the cluster.
     pub cluster: String,
     /// Whom to accept.
-    pub security: Security,
-    /// The per-user secret; absent only in insecure mode.
-    pub secret: Option<Secret>,
+    pub trust: Trust,
+}
+
+impl Credentials {
+    fn prove(&self, role: &str, transcript: &[&[u8]]) -> Bytes {
+        match &self.trust {
+            Trust::Secret(secret) => Bytes::copy_from_slice(&secret.prove(role, transcript)),
+            Trust::Tls(_) | Trust::Anyone => Bytes::new(),
+        }
+    }
+    fn check(&self, role: &str, transcript: &[&[u8]], proof: &[u8]) -> bool {
+        match &self.trust {
+            Trust::Secret(secret) => secret.check(role, transcript, proof),
+            Trust::Tls(_) | Trust::Anyone => true,
+        }
+    }
+    fn only_this_host(&self) -> bool {
+        matches!(self.trust, Trust::Secret(_))
+    }
 }
 
 /// An accepted connection.
@@ -139,7 +166,7 @@ async fn dial_inner(
     session: u128,
     cred: &Credentials,
 ) -> Result<Identity> {
-    if cred.security == Security::Local && !is_local(addr.ip()) {
+    if cred.only_this_host() && !is_local(addr.ip()) {
         return Err(Error::Refused { addr: addr.to_string(), reason: remote_plaintext("it") });
     }
     let nonce: [u8; 32] = rand::random();
@@ -151,7 +178,13 @@ async fn dial_inner(
         nonce: Bytes::copy_from_slice(&nonce),
     }
     .encode_to_vec();
-    let io_failed = |e: std::io::Error| failed(addr, format!("handshake broken off: {e}; is this a Pulsing node?"));
+    let io_failed = |e: std::io::Error| {
+        // In TLS 1.3 the listener's verdict on our certificate arrives with the first read.
+        if e.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) {
+            return Error::Refused { addr: addr.to_string(), reason: tls::explain(&e) };
+        }
+        failed(addr, format!("handshake broken off: {e}; is this a Pulsing node?"))
+    };
     write_opening(io, &hello).await.map_err(io_failed)?;
 
     let answer: Answer = match read_opening(io).await {
@@ -165,24 +198,16 @@ async fn dial_inner(
         }
     };
     let peer = accept_answer(&answer, addr)?;
-    if cred.security == Security::Local {
-        let proved = cred
-            .secret
-            .as_ref()
-            .is_some_and(|s| s.check("listener", &[&hello, &answer.nonce, &answer.identity], &answer.proof));
-        if !proved {
-            return Err(Error::Refused {
-                addr: addr.to_string(),
-                reason: "it could not prove this user's secret: it runs as another user or with another secret file; \
-                         run both as one user, share PULSING_SECRET_FILE, or use --insecure on both sides"
-                    .into(),
-            });
-        }
+    let transcript: [&[u8]; 3] = [&hello, &answer.nonce, &answer.identity];
+    if !cred.check("listener", &transcript, &answer.proof) {
+        return Err(Error::Refused {
+            addr: addr.to_string(),
+            reason: "it could not prove this user's secret: it runs as another user or with another secret file; run \
+                     both as one user, share PULSING_SECRET_FILE, or use --insecure on both sides"
+                .into(),
+        });
     }
-    let proof = match &cred.secret {
-        Some(s) => Bytes::copy_from_slice(&s.prove("dialler", &[&hello, &answer.nonce, &answer.identity])),
-        None => Bytes::new(),
-    };
+    let proof = cred.prove("dialler", &transcript);
     write_message(io, &Proof { proof }.encode_to_vec()).await.map_err(io_failed)?;
     let welcome: Answer = decode(&read_message(io).await.map_err(io_failed)?)?;
     if !welcome.reject.is_empty() {
@@ -220,7 +245,7 @@ async fn accept_inner(io: &mut impl Io, from: SocketAddr, me: Identity, cred: &C
         let reason = format!("this is cluster {:?}, not {:?}: check --cluster", cred.cluster, hello.cluster);
         return Err(reject(io, from, true, true, reason).await);
     }
-    if cred.security == Security::Local && !is_local(from.ip()) {
+    if cred.only_this_host() && !is_local(from.ip()) {
         return Err(reject(io, from, true, true, remote_plaintext("this node")).await);
     }
     let parsed = Identity::decode(&hello.identity).ok().zip(Lane::from_code(hello.lane));
@@ -232,17 +257,12 @@ async fn accept_inner(io: &mut impl Io, from: SocketAddr, me: Identity, cred: &C
     let nonce: [u8; 32] = rand::random();
     let identity = Bytes::from(me.encode());
     let transcript: [&[u8]; 3] = [&raw, &nonce, &identity];
-    let proof = match &cred.secret {
-        Some(s) => Bytes::copy_from_slice(&s.prove("listener", &transcript)),
-        None => Bytes::new(),
-    };
+    let proof = cred.prove("listener", &transcript);
     let answer =
         Answer { identity: identity.clone(), nonce: Bytes::copy_from_slice(&nonce), proof, ..Answer::default() };
     write_opening(io, &answer.encode_to_vec()).await.map_err(io_failed)?;
     let proof: Proof = decode(&read_message(io).await.map_err(io_failed)?)?;
-    if cred.security == Security::Local
-        && !cred.secret.as_ref().is_some_and(|s| s.check("dialler", &transcript, &proof.proof))
-    {
+    if !cred.check("dialler", &transcript, &proof.proof) {
         let reason = "the caller could not prove this user's secret: run both as one user, share PULSING_SECRET_FILE, or \
                       use --insecure on both sides";
         return Err(reject(io, from, true, false, reason.into()).await);
@@ -288,6 +308,12 @@ fn remote_plaintext(who: &str) -> String {
     format!(
         "{who} is on another host and the connection is plaintext: start both sides with --insecure if the network is trusted"
     )
+}
+
+/// Turns away a plaintext peer of a TLS cluster, in its own tongue.
+pub async fn turn_away_plaintext(io: &mut impl Io, from: SocketAddr) -> Error {
+    let reason = "this cluster uses TLS: start with its --passphrase-file";
+    reject(io, from, true, true, reason.into()).await
 }
 
 /// Whether an address belongs to this host.

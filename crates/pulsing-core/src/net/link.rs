@@ -198,8 +198,8 @@ impl Link {
             });
             return LinkEnd::Refused;
         }
-        let (small_in, small_out) = conn::halves(small);
-        let (bulk_in, bulk_out) = conn::halves(bulk);
+        let (small_in, small_out) = small.halves();
+        let (bulk_in, bulk_out) = bulk.halves();
         let (outbox, queues) = Outbox::new();
         let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));
         {

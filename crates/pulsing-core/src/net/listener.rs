@@ -1,16 +1,19 @@
 //! The one port of a node: links, membership and observers, told apart by their first byte.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-use super::conn;
+use super::conn::{self, Conn};
 use super::control::{self, ControlEvent};
-use super::handshake::{self, Lane};
+use super::handshake::{self, Lane, Trust};
 use super::link::{LinkConfig, LinkEnd};
 use super::session::{self, Pairing, SessionConfig};
 use super::wire::MAGIC;
@@ -23,6 +26,55 @@ const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 const UNKNOWN_LIMIT: usize = 512;
 /// First byte of a TLS record.
 const TLS: u8 = 0x16;
+
+const PLAIN: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+
+/// Says in the caller's tongue that TLS is needed here.
+async fn turn_away(first: u8, mut stream: TcpStream, from: SocketAddr) {
+    if first == MAGIC[0] {
+        let error = handshake::turn_away_plaintext(&mut stream, from).await;
+        tracing::warn!(%from, %error, "a plaintext peer was refused");
+    } else {
+        let body =
+            "{\"error\":{\"message\":\"this node speaks TLS only: use pulsing inspect with --passphrase-file\"}}";
+        let answer = format!(
+            "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let _ = stream.write_all(answer.as_bytes()).await;
+    }
+    let _ = stream.shutdown().await;
+}
+
+/// A stream whose first byte was already looked at.
+struct Replay {
+    first: Option<u8>,
+    inner: Conn,
+}
+
+impl AsyncRead for Replay {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        if buf.remaining() > 0 {
+            if let Some(first) = self.first.take() {
+                buf.put_slice(&[first]);
+                return Poll::Ready(Ok(()));
+            }
+        }
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Replay {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
 
 /// What the listener hands connections to.
 #[derive(Clone)]
@@ -101,10 +153,42 @@ async fn route(
     pairing: Arc<Pairing>,
     permit: tokio::sync::OwnedSemaphorePermit,
 ) {
-    if first == TLS {
-        tracing::warn!(%from, "a TLS connection was refused: TLS is off on this node");
-        return;
-    }
+    let mut stream = match (&config.link.cred.trust, first) {
+        (Trust::Tls(tls), TLS) => {
+            let accepted = tokio::time::timeout(handshake::HANDSHAKE_TIMEOUT, tls.accept(stream)).await;
+            match accepted.unwrap_or_else(|_| Err("it dawdled over the TLS handshake".into())) {
+                Ok(stream) => Conn::Tls(Box::new(stream)),
+                Err(reason) => {
+                    config.link.metrics.refused.inc();
+                    tracing::warn!(%from, reason, "a peer was refused");
+                    return;
+                }
+            }
+        }
+        (Trust::Tls(_), _) => {
+            config.link.metrics.refused.inc();
+            turn_away(first, stream, from).await;
+            return;
+        }
+        (_, TLS) => {
+            config.link.metrics.refused.inc();
+            tracing::warn!(%from, "a peer was refused: it speaks TLS and this node was started without a passphrase");
+            // Not a TLS record: the peer's library says that it got no TLS, which is what our dialler explains.
+            let _ = stream.write_all(PLAIN).await;
+            return;
+        }
+        _ => Conn::Plain(stream),
+    };
+    let first = if matches!(stream, Conn::Tls(_)) {
+        match tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.read_u8()).await {
+            Ok(Ok(byte)) => byte,
+            _ => return,
+        }
+    } else {
+        first
+    };
+    let under_tls = matches!(stream, Conn::Tls(_));
+    let mut stream = Replay { first: under_tls.then_some(first), inner: stream };
     if first != MAGIC[0] {
         drop(permit);
         if let Some(source) = config.observe {
@@ -126,6 +210,7 @@ async fn route(
         }
     };
     drop(permit);
+    let stream = stream.inner;
     match accepted.lane {
         Lane::Control => control::serve(accepted.peer, stream, config.events, config.link).await,
         lane => {

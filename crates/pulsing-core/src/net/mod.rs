@@ -1,7 +1,8 @@
 //! Sockets: one listener a node, links between nodes, and the frames on them.
 //!
 //! ```text
-//! listener -> first byte -> observers (HTTP)
+//! listener -> TLS, where the cluster has a passphrase; then by the first byte:
+//!                        -> observers (HTTP)
 //!                        -> handshake -> control lane  -> membership and registry
 //!                                     -> small + bulk  -> session (callee's side) -> actors
 //! system   -> link (caller's side): small + bulk lanes dialled to a node
@@ -20,4 +21,5 @@ pub(crate) mod outcall;
 mod reader;
 pub(crate) mod secret;
 pub(crate) mod session;
+pub mod tls;
 pub mod wire;

@@ -5,10 +5,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-use super::conn;
+use super::conn::Conn;
 use super::deadline::{DeadlineKey, Deadlines};
 use super::handshake::Lane;
 use super::inbound::{Inbound, Reading, Role, segments_of};
@@ -49,7 +48,7 @@ pub struct Session {
 
 /// Lanes that arrived and wait for the other lane of their link.
 #[derive(Default)]
-pub struct Pairing(Mutex<HashMap<u128, (Lane, oneshot::Sender<TcpStream>)>>);
+pub struct Pairing(Mutex<HashMap<u128, (Lane, oneshot::Sender<Conn>)>>);
 
 /// What sessions need of their node.
 #[derive(Clone)]
@@ -67,7 +66,7 @@ pub struct SessionConfig {
 impl Pairing {
     /// Takes a lane of link `session`. Returns both lanes, small first, to whoever came first; `None` to the other, or when
     /// the second never came.
-    pub async fn pair(&self, session: u128, lane: Lane, stream: TcpStream) -> Option<(TcpStream, TcpStream)> {
+    pub async fn pair(&self, session: u128, lane: Lane, stream: Conn) -> Option<(Conn, Conn)> {
         let other = {
             let mut waiting = self.0.lock();
             match waiting.remove(&session) {
@@ -95,7 +94,7 @@ impl Pairing {
 }
 
 /// Serves one link until it breaks.
-pub async fn serve(peer: Identity, small: TcpStream, bulk: TcpStream, config: SessionConfig) {
+pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfig) {
     let (outbox, queues) = Outbox::new();
     let session = Arc::new(Session {
         peer,
@@ -106,8 +105,8 @@ pub async fn serve(peer: Identity, small: TcpStream, bulk: TcpStream, config: Se
         metrics: Arc::clone(&config.metrics),
     });
     let guard = CloseOnDrop(Arc::clone(&session));
-    let (small_in, small_out) = conn::halves(small);
-    let (bulk_in, bulk_out) = conn::halves(bulk);
+    let (small_in, small_out) = small.halves();
+    let (bulk_in, bulk_out) = bulk.halves();
     let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));
     let role: Arc<dyn Role> = Arc::clone(&session) as Arc<dyn Role>;
     let reading = Reading { max_message: config.max_message, metrics: config.metrics, role };

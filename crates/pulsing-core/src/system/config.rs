@@ -3,12 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::net::tls::Passphrase;
+
 /// Who may send cluster and actor traffic (design section 6).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Security {
     /// Plaintext, only from this host, and only from processes that prove the per-user secret.
     #[default]
     Local,
+    /// Mutual TLS between all who know the passphrase.
+    Passphrase(Passphrase),
     /// Plaintext from anywhere, without proof. Must be asked for on both sides.
     Insecure,
 }

@@ -19,12 +19,13 @@ use crate::error::{Error, Result};
 use crate::id::{ActorId, NodeId};
 use crate::net::control::{Control, ControlEvent};
 use crate::net::deadline::Deadlines;
-use crate::net::handshake::Credentials;
+use crate::net::handshake::{Credentials, Trust};
 use crate::net::link::{Link, LinkConfig};
 use crate::net::listener::{self, ListenerConfig};
 use crate::net::outcall::{Outcall, Route};
 use crate::net::secret::Secret;
 use crate::net::session::{Deliver, SessionConfig};
+use crate::net::tls::ClusterTls;
 use crate::observe::{Metrics, ObserveSource, Readiness};
 use crate::payload::Payload;
 use crate::stream::Credit;
@@ -75,14 +76,18 @@ impl System {
     /// `Bind`, `InvalidAddress`, `Config`, `JoinFailed`, or `Refused` when a seed says why it will not have us.
     pub async fn start(config: SystemConfig) -> Result<Self> {
         let binding = address::choose(&config).await?;
-        let secret = match (&config.security, Secret::load(config.secret_file.as_deref())) {
-            (_, Ok(secret)) => Some(secret),
-            (Security::Insecure, Err(_)) => None,
-            (Security::Local, Err(error)) => return Err(error),
+        let trust = match &config.security {
+            Security::Local => Trust::Secret(Secret::load(config.secret_file.as_deref())?),
+            Security::Passphrase(passphrase) => {
+                let (passphrase, cluster) = (passphrase.clone(), config.cluster.clone());
+                let derived = tokio::task::spawn_blocking(move || ClusterTls::new(&passphrase, &cluster)).await;
+                Trust::Tls(derived.map_err(|e| Error::Config(e.to_string()))??)
+            }
+            Security::Insecure => {
+                tracing::warn!("--insecure: any host that reaches this node can run code in it");
+                Trust::Anyone
+            }
         };
-        if config.security == Security::Insecure {
-            tracing::warn!("--insecure: any host that reaches this node can run code in it");
-        }
         let listener = listener::bind(binding.bind)?;
         let port = listener.local_addr().map_err(|e| Error::Config(e.to_string()))?.port();
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
@@ -96,7 +101,7 @@ impl System {
         let me = Arc::new(Mutex::new(identity));
         let link_config = LinkConfig {
             me: Arc::clone(&me),
-            cred: Arc::new(Credentials { cluster: config.cluster.clone(), security: config.security.clone(), secret }),
+            cred: Arc::new(Credentials { cluster: config.cluster.clone(), trust }),
             metrics: Arc::clone(&metrics),
             max_message: config.max_message,
         };
