@@ -1,1 +1,40 @@
-//! pulsing._core
+//! `pulsing._core`: the bridge between asyncio and tokio, and nothing else.
+//!
+//! No Rust thread ever attaches to the interpreter: what Rust has to say waits in a [`queue::Queue`] as plain Rust data until
+//! the event loop that owns it drains it, and Python objects are created and dropped on Python's own threads only.
+#![warn(missing_docs)]
+// Python's keyword arguments are Rust's parameters.
+#![allow(clippy::too_many_arguments)]
+
+use pyo3::prelude::*;
+
+mod bridge;
+mod buffer;
+mod calls;
+mod convert;
+mod errors;
+mod inbound;
+mod logging;
+mod observe;
+mod payload;
+mod queue;
+mod runtime;
+mod serving;
+mod system;
+
+#[pymodule]
+fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add("CoreError", m.py().get_type::<errors::CoreError>())?;
+    m.add_class::<bridge::Bridge>()?;
+    m.add_class::<buffer::Buffer>()?;
+    m.add_class::<calls::CallHandle>()?;
+    m.add_class::<inbound::InboundCall>()?;
+    m.add_class::<system::System>()?;
+    m.add_function(wrap_pyfunction!(runtime::stop_runtime, m)?)?;
+    m.add_function(wrap_pyfunction!(runtime::runtime_started, m)?)?;
+    m.add_function(wrap_pyfunction!(logging::init_logging, m)?)?;
+    m.add_function(wrap_pyfunction!(observe::observe_get, m)?)?;
+    serving::register(m)?;
+    Ok(())
+}

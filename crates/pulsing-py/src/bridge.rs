@@ -1,0 +1,51 @@
+//! `_core.Bridge`: the Python face of a [`Queue`].
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::payload;
+use crate::queue::Queue;
+use crate::{convert, runtime};
+
+/// One event queue with one wake descriptor; Python makes one for each event loop.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct Bridge(Arc<Queue>);
+
+impl Bridge {
+    /// Where events for this loop go.
+    pub(crate) fn queue(&self) -> Arc<Queue> {
+        Arc::clone(&self.0)
+    }
+}
+
+#[pymethods]
+impl Bridge {
+    /// `PULSING_BRIDGE_PIPE=1` takes the portable pipe on Linux too.
+    #[new]
+    fn new() -> PyResult<Self> {
+        runtime::check_fork()?;
+        let force_pipe = std::env::var_os("PULSING_BRIDGE_PIPE").is_some_and(|value| value == "1");
+        Ok(Self(Arc::new(Queue::new(force_pipe)?)))
+    }
+    fn fileno(&self) -> i32 {
+        self.0.fileno()
+    }
+    fn token(&self) -> u64 {
+        self.0.token()
+    }
+    fn drain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        runtime::check_fork()?;
+        payload::bury();
+        let events = self.0.take();
+        let mut tuples: Vec<Bound<'py, PyTuple>> = Vec::with_capacity(events.len());
+        for event in events {
+            tuples.push(convert::event(py, &self.0, event)?);
+        }
+        PyList::new(py, tuples)
+    }
+    fn close(&self) {
+        self.0.close();
+    }
+}

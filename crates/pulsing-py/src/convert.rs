@@ -1,0 +1,62 @@
+//! Events as the tuples that `drain` returns. The numbers are `pulsing.core._bridge`'s constants.
+
+use std::sync::Arc;
+
+use pulsing_core::{Error, Payload, ReplyEvent};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::inbound::InboundCall;
+use crate::queue::{Event, Queue};
+use crate::{errors, payload};
+
+const VALUE: u8 = 0;
+const ERROR: u8 = 1;
+const STREAM_START: u8 = 2;
+const ITEM: u8 = 3;
+const END: u8 = 4;
+const INBOUND: u8 = 5;
+const CANCELLED: u8 = 6;
+const CREDIT: u8 = 7;
+const DONE: u8 = 8;
+const CHANGED: u8 = 9;
+
+/// `(kind, token, ...)`.
+pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> PyResult<Bound<'py, PyTuple>> {
+    match event {
+        Event::Reply(token, ReplyEvent::Value(payload)) => carrying(py, VALUE, token, payload),
+        Event::Reply(token, ReplyEvent::Item(payload)) => carrying(py, ITEM, token, payload),
+        Event::Reply(token, ReplyEvent::Error(error)) | Event::Done(token, Err(error)) => failed(py, token, &error),
+        Event::Reply(token, ReplyEvent::StreamStart) => (STREAM_START, token).into_pyobject(py),
+        Event::Reply(token, ReplyEvent::End) => (END, token).into_pyobject(py),
+        Event::Inbound { key, token, call } => {
+            (INBOUND, key, Py::new(py, InboundCall::new(py, queue, token, *call)?)?).into_pyobject(py)
+        }
+        Event::Cancelled(token) => (CANCELLED, token).into_pyobject(py),
+        Event::Credit(token) => (CREDIT, token).into_pyobject(py),
+        Event::Done(token, Ok(build)) => (DONE, token, build(py)?).into_pyobject(py),
+        Event::Changed(token) => (CHANGED, token).into_pyobject(py),
+    }
+}
+
+fn carrying<'py>(py: Python<'py>, kind: u8, token: u64, payload: Payload) -> PyResult<Bound<'py, PyTuple>> {
+    let codec = payload.codec.0;
+    let (head, buffers) = payload::to_python(py, payload)?;
+    (kind, token, codec, head, buffers).into_pyobject(py)
+}
+
+fn failed<'py>(py: Python<'py>, token: u64, error: &Error) -> PyResult<Bound<'py, PyTuple>> {
+    (ERROR, token, errors::to_tuple(py, error)?).into_pyobject(py)
+}
+
+/// One published instance as a dict of plain values.
+pub(crate) fn instance<'py>(py: Python<'py>, instance: &pulsing_core::Instance) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("name", &instance.name)?;
+    dict.set_item("node_id", instance.target.node.to_string())?;
+    dict.set_item("actor_id", instance.target.actor.to_string())?;
+    dict.set_item("addr", &instance.addr)?;
+    dict.set_item("class", &instance.class)?;
+    dict.set_item("metadata", instance.metadata.clone())?;
+    Ok(dict)
+}

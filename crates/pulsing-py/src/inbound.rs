@@ -1,0 +1,214 @@
+//! Calls that arrive for a Python actor, from another node or from Rust in this process.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pulsing_core::{ActorId, AppError, Call, Credit, Endpoint, Error, Mode, Payload, Responder, StreamSink};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::queue::{Event, Queue};
+use crate::{errors, payload, runtime};
+
+/// Hands the calls for one actor to the queue of its loop.
+pub(crate) struct QueueEndpoint {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) key: u64,
+}
+
+impl Endpoint for QueueEndpoint {
+    fn deliver(&self, call: Call) {
+        let token = self.queue.token();
+        let cancel = call.responder.cancel_signal().clone();
+        self.queue.push(Event::Inbound { key: self.key, token, call: Box::new(call) });
+        // After the push, so that the loop never hears of a cancellation before its call.
+        let queue = Arc::downgrade(&self.queue);
+        cancel.on_cancel(move || {
+            if let Some(queue) = queue.upgrade() {
+                queue.push(Event::Cancelled(token));
+            }
+        });
+    }
+}
+
+/// How far the answer is.
+enum Answer {
+    Open(Responder),
+    Stream(StreamSink),
+    Done,
+}
+
+/// One call as its actor sees it. Dropped without an answer it tells the caller `ActorStopped`.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct InboundCall {
+    #[pyo3(get)]
+    token: u64,
+    actor: ActorId,
+    #[pyo3(get)]
+    codec: u8,
+    #[pyo3(get)]
+    head: Py<PyBytes>,
+    #[pyo3(get)]
+    buffers: Py<PyList>,
+    #[pyo3(get)]
+    timeout: Option<f64>,
+    #[pyo3(get)]
+    trace: Option<String>,
+    #[pyo3(get)]
+    no_wait: bool,
+    #[pyo3(get)]
+    one_way: bool,
+    sender: Option<ActorId>,
+    chain: Vec<ActorId>,
+    queue: Arc<Queue>,
+    credit: Mutex<Option<Arc<Credit>>>,
+    answer: Mutex<Answer>,
+}
+
+impl InboundCall {
+    pub(crate) fn new(py: Python<'_>, queue: &Arc<Queue>, token: u64, call: Call) -> PyResult<Self> {
+        let timeout = call.remaining().map(|left| left.as_secs_f64());
+        let codec = call.payload.codec.0;
+        let (head, buffers) = payload::to_python(py, call.payload)?;
+        Ok(Self {
+            token,
+            actor: call.target,
+            codec,
+            head,
+            buffers,
+            timeout,
+            trace: call.trace,
+            no_wait: call.no_wait,
+            one_way: call.mode == Mode::Tell,
+            sender: call.sender,
+            chain: call.chain,
+            queue: Arc::clone(queue),
+            credit: Mutex::new(None),
+            answer: Mutex::new(Answer::Open(call.responder)),
+        })
+    }
+    /// The answer, which nobody has any more.
+    fn take(&self) -> PyResult<Answer> {
+        runtime::check_fork()?;
+        match std::mem::replace(&mut *self.answer.lock(), Answer::Done) {
+            Answer::Done => Err(PyRuntimeError::new_err("this call was answered already")),
+            answer => Ok(answer),
+        }
+    }
+    fn finish(&self, error: Error) -> PyResult<()> {
+        match self.take()? {
+            Answer::Open(responder) => responder.error(error),
+            Answer::Stream(stream) => stream.error(error),
+            Answer::Done => {}
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl InboundCall {
+    #[getter]
+    fn sender<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.sender.map(|id| PyBytes::new(py, &id.to_bytes()))
+    }
+    #[getter]
+    fn chain<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
+        self.chain.iter().map(|id| PyBytes::new(py, &id.to_bytes())).collect()
+    }
+    #[getter]
+    fn cancelled(&self) -> bool {
+        match &*self.answer.lock() {
+            Answer::Open(responder) => responder.cancel_signal().is_cancelled(),
+            Answer::Stream(stream) => stream.cancel_signal().is_cancelled(),
+            Answer::Done => false,
+        }
+    }
+    #[getter]
+    fn answered(&self) -> bool {
+        matches!(*self.answer.lock(), Answer::Done)
+    }
+    #[pyo3(signature = (head, buffers = Vec::new(), codec = None))]
+    fn reply(&self, head: &Bound<'_, PyAny>, buffers: Vec<Bound<'_, PyAny>>, codec: Option<u8>) -> PyResult<()> {
+        let payload = payload::from_python(codec.unwrap_or(self.codec), head, buffers)?;
+        match self.take()? {
+            Answer::Open(responder) => responder.value(payload),
+            stream => {
+                *self.answer.lock() = stream;
+                return Err(PyRuntimeError::new_err("this call is answered by a stream: end() it, or fail() it"));
+            }
+        }
+        Ok(())
+    }
+    /// Begins the stream if it has not begun.
+    fn start(&self) -> PyResult<()> {
+        match self.take()? {
+            Answer::Open(responder) => {
+                let stream = responder.stream();
+                *self.credit.lock() = Some(Arc::clone(stream.credit()));
+                *self.answer.lock() = Answer::Stream(stream);
+            }
+            stream => *self.answer.lock() = stream,
+        }
+        Ok(())
+    }
+    /// Sends one stream item if there is credit. False: wait for credit. `CoreError` "cancelled": the consumer has gone.
+    #[pyo3(signature = (head, buffers = Vec::new(), codec = None))]
+    fn try_send(
+        &self,
+        py: Python<'_>,
+        head: &Bound<'_, PyAny>,
+        buffers: Vec<Bound<'_, PyAny>>,
+        codec: Option<u8>,
+    ) -> PyResult<bool> {
+        self.start()?;
+        let item: Payload = payload::from_python(codec.unwrap_or(self.codec), head, buffers)?;
+        let sent = match &*self.answer.lock() {
+            Answer::Stream(stream) => stream.try_send(item),
+            _ => return Err(PyRuntimeError::new_err("this call was answered already")),
+        };
+        match sent {
+            Ok(left) => Ok(left.is_none()),
+            Err(error) => Err(errors::raise(py, &error)),
+        }
+    }
+    /// Asks for a credit event with `token` as soon as the stream may have credit.
+    fn wait_credit(&self, token: u64) -> PyResult<()> {
+        runtime::check_fork()?;
+        let credit = self.credit.lock().clone();
+        let queue = Arc::clone(&self.queue);
+        match credit {
+            Some(credit) => credit.on_available(move || queue.push(Event::Credit(token))),
+            None => queue.push(Event::Credit(token)),
+        }
+        Ok(())
+    }
+    fn end(&self) -> PyResult<()> {
+        self.start()?;
+        if let Answer::Stream(stream) = self.take()? {
+            stream.end();
+        }
+        Ok(())
+    }
+    #[pyo3(signature = (type_name, message, code = 0, data = None, traceback = String::new()))]
+    fn fail(
+        &self,
+        type_name: String,
+        message: String,
+        code: i32,
+        data: Option<&Bound<'_, PyAny>>,
+        traceback: String,
+    ) -> PyResult<()> {
+        let data = data.map(payload::bytes_of).transpose()?.unwrap_or_default();
+        self.finish(Error::App(Box::new(AppError { type_name, message, traceback, code, data })))
+    }
+    /// Fails with one of the runtime's own errors: actor_stopped, mailbox_full (number = capacity), deadlock, timeout
+    /// (number = seconds), cancelled, shut_down, protocol.
+    #[pyo3(signature = (kind, detail = String::new(), number = 0.0))]
+    fn refuse(&self, kind: &str, detail: String, number: f64) -> PyResult<()> {
+        self.finish(errors::refusal(kind, self.actor, detail, number))
+    }
+    fn __repr__(&self) -> String {
+        format!("<InboundCall for actor {} codec {}>", self.actor, self.codec)
+    }
+}

@@ -1,0 +1,139 @@
+//! One queue of events for one event loop, with one wake descriptor.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use pulsing_core::{Call, ReplyEvent};
+use pyo3::prelude::*;
+
+/// Builds the Python result of a finished operation; runs in `drain`, on the loop's thread.
+pub(crate) type Build = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+
+/// What a loop is told. Holds Rust data only, so that it may be dropped on any thread.
+pub(crate) enum Event {
+    /// A call made with this token got an event.
+    Reply(u64, ReplyEvent),
+    /// A call arrived for the actor registered with `key`; `token` is what its cancellation will carry.
+    Inbound { key: u64, token: u64, call: Box<Call> },
+    /// The caller of the inbound call `token` gave up.
+    Cancelled(u64),
+    /// The stream that waits with this token may have credit.
+    Credit(u64),
+    /// The operation started with this token is over.
+    Done(u64, Result<Build, pulsing_core::Error>),
+    /// What was watched with this token changed.
+    Changed(u64),
+}
+
+/// Events on their way to a loop. Pushed from any thread, drained by one.
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    /// True from the first push after a drain on: only that push pays for a wake-up.
+    armed: AtomicBool,
+    wake: Wake,
+    next_token: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    events: Vec<Event>,
+    closed: bool,
+}
+
+impl Queue {
+    /// An empty queue; `force_pipe` takes the portable wake descriptor even where there is a better one.
+    pub(crate) fn new(force_pipe: bool) -> std::io::Result<Self> {
+        Ok(Self {
+            state: Mutex::default(),
+            armed: AtomicBool::new(false),
+            wake: Wake::new(force_pipe)?,
+            next_token: AtomicU64::new(1),
+        })
+    }
+    /// A number no other event source of this queue has.
+    pub(crate) fn token(&self) -> u64 {
+        self.next_token.fetch_add(1, Ordering::Relaxed)
+    }
+    /// Hands an event to the loop. After `close` it is dropped, which answers an inbound call with `ActorStopped`.
+    pub(crate) fn push(&self, event: Event) {
+        let mut state = self.state.lock();
+        if state.closed {
+            // Dropping an event may push others: never under the lock.
+            drop(state);
+            drop(event);
+            return;
+        }
+        state.events.push(event);
+        drop(state);
+        if !self.armed.swap(true, Ordering::AcqRel) {
+            self.wake.fire();
+        }
+    }
+    /// Everything pushed so far.
+    pub(crate) fn take(&self) -> Vec<Event> {
+        self.wake.clear();
+        // Before the events are taken: a push that comes later either is in what we take, or wakes us again.
+        self.armed.store(false, Ordering::Release);
+        std::mem::take(&mut self.state.lock().events)
+    }
+    /// The loop is gone: nothing is delivered any more.
+    pub(crate) fn close(&self) {
+        let events = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            std::mem::take(&mut state.events)
+        };
+        drop(events);
+    }
+    /// Whether the loop is gone.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+    /// The descriptor that becomes readable when events wait.
+    pub(crate) fn fileno(&self) -> RawFd {
+        self.wake.read.as_raw_fd()
+    }
+}
+
+/// A descriptor to wake a loop with.
+struct Wake {
+    read: OwnedFd,
+    /// `None`: the read end is an eventfd and is written to as well.
+    write: Option<OwnedFd>,
+}
+
+impl Wake {
+    fn new(force_pipe: bool) -> std::io::Result<Self> {
+        #[cfg(target_os = "linux")]
+        if !force_pipe {
+            use rustix::event::{EventfdFlags, eventfd};
+            return Ok(Self { read: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?, write: None });
+        }
+        let _ = force_pipe;
+        Self::pipe()
+    }
+    #[cfg(not(target_os = "macos"))]
+    fn pipe() -> std::io::Result<Self> {
+        use rustix::pipe::{PipeFlags, pipe_with};
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        Ok(Self { read, write: Some(write) })
+    }
+    /// macOS has no pipe2; a socket pair from std can be made non-blocking and is close-on-exec already.
+    #[cfg(target_os = "macos")]
+    fn pipe() -> std::io::Result<Self> {
+        let (read, write) = std::os::unix::net::UnixStream::pair()?;
+        read.set_nonblocking(true)?;
+        write.set_nonblocking(true)?;
+        Ok(Self { read: read.into(), write: Some(write.into()) })
+    }
+    /// An error means that the descriptor is readable already, which is all we want.
+    fn fire(&self) {
+        let fd = self.write.as_ref().unwrap_or(&self.read);
+        let _ = rustix::io::write(fd.as_fd(), &1u64.to_ne_bytes());
+    }
+    fn clear(&self) {
+        let mut scratch = [0u8; 64];
+        let _ = rustix::io::read(self.read.as_fd(), &mut scratch);
+    }
+}

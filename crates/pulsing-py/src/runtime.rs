@@ -1,0 +1,74 @@
+//! The process's one tokio runtime.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// Networking and membership need little; Python's loop is the busy thread.
+const WORKERS: usize = 2;
+
+static RUNTIME: Mutex<Slot> = Mutex::new(Slot::Idle);
+/// The process that started the runtime, 0 before. Read without a lock: after a fork any lock may be held for ever.
+static OWNER: AtomicUsize = AtomicUsize::new(0);
+
+enum Slot {
+    Idle,
+    Running(Runtime),
+    Stopped,
+}
+
+/// Refuses work in a forked child: the runtime's threads stayed in the parent.
+pub(crate) fn check_fork() -> PyResult<()> {
+    let owner = OWNER.load(Ordering::Acquire);
+    if owner != 0 && owner != std::process::id() as usize {
+        return Err(PyRuntimeError::new_err(
+            "this process was forked from one that had started Pulsing, whose threads do not exist here; start it with \
+             multiprocessing's 'spawn' or 'forkserver' method, or fork before the first pul.init()",
+        ));
+    }
+    Ok(())
+}
+
+/// The runtime, started if need be.
+pub(crate) fn handle() -> PyResult<Handle> {
+    check_fork()?;
+    let mut slot = RUNTIME.lock();
+    if let Slot::Idle = *slot {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(WORKERS)
+            .thread_name("pulsing-net")
+            .enable_all()
+            .build()
+            .map_err(|error| PyRuntimeError::new_err(format!("cannot start the runtime's threads: {error}")))?;
+        OWNER.store(std::process::id() as usize, Ordering::Release);
+        *slot = Slot::Running(runtime);
+    }
+    match &*slot {
+        Slot::Running(runtime) => Ok(runtime.handle().clone()),
+        _ => Err(PyRuntimeError::new_err("the interpreter is exiting: Pulsing's runtime has been stopped")),
+    }
+}
+
+/// True in the process that started the runtime, until it is stopped.
+#[pyfunction]
+pub(crate) fn runtime_started() -> bool {
+    OWNER.load(Ordering::Acquire) == std::process::id() as usize && matches!(*RUNTIME.lock(), Slot::Running(_))
+}
+
+/// Stops the runtime for good: called once, at interpreter exit. Waits at most `timeout` seconds for its threads.
+#[pyfunction]
+pub(crate) fn stop_runtime(py: Python<'_>, timeout: f64) {
+    if !runtime_started() {
+        return;
+    }
+    py.detach(|| {
+        let slot = std::mem::replace(&mut *RUNTIME.lock(), Slot::Stopped);
+        if let Slot::Running(runtime) = slot {
+            runtime.shutdown_timeout(Duration::try_from_secs_f64(timeout).unwrap_or_default());
+        }
+    });
+}

@@ -1,0 +1,343 @@
+//! `_core.System`: a node, as `pulsing.core` drives it.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pulsing_core as core;
+use pulsing_core::{ActorId, ActorSpec, CallOptions, Error, Mode, NodeId, Passphrase, Security, SystemConfig, Target};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use tokio::runtime::Handle;
+
+use crate::bridge::Bridge;
+use crate::calls::{CallHandle, QueueSink};
+use crate::inbound::QueueEndpoint;
+use crate::queue::{Build, Event, Queue};
+use crate::{convert, errors, payload, runtime};
+
+/// A running node.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct System {
+    core: core::System,
+    runtime: Handle,
+}
+
+impl System {
+    /// The node itself, for other parts of this extension.
+    #[allow(dead_code)]
+    pub(crate) fn core(&self) -> core::System {
+        self.core.clone()
+    }
+    /// Where the node's tasks run.
+    #[allow(dead_code)]
+    pub(crate) fn runtime(&self) -> Handle {
+        self.runtime.clone()
+    }
+}
+
+/// Runs `work` and reports its end to `token`. A panic in it is reported too: whoever waits always learns something.
+pub(crate) fn report<F>(runtime: &Handle, queue: Arc<Queue>, token: u64, work: F)
+where
+    F: Future<Output = Result<Build, Error>> + Send + 'static,
+{
+    let task = runtime.spawn(work);
+    runtime.spawn(async move {
+        let outcome = match task.await {
+            Ok(outcome) => outcome,
+            Err(error) => Err(Error::Protocol(format!("the runtime failed: {error}"))),
+        };
+        queue.push(Event::Done(token, outcome));
+    });
+}
+
+fn none() -> Build {
+    Box::new(|py| Ok(py.None()))
+}
+
+fn id16(what: &str, bytes: &[u8]) -> PyResult<[u8; 16]> {
+    bytes.try_into().map_err(|_| PyValueError::new_err(format!("{what} needs 16 bytes, got {}", bytes.len())))
+}
+
+fn node_id(bytes: &[u8]) -> PyResult<NodeId> {
+    Ok(NodeId(u128::from_be_bytes(id16("a node id", bytes)?)))
+}
+
+fn actor_id(bytes: &[u8]) -> PyResult<ActorId> {
+    Ok(ActorId(u128::from_be_bytes(id16("an actor id", bytes)?)))
+}
+
+fn seconds(what: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
+    value
+        .map(|value| {
+            Duration::try_from_secs_f64(value)
+                .map_err(|error| PyValueError::new_err(format!("{what}={value}: {error} (seconds expected)")))
+        })
+        .transpose()
+}
+
+#[pymethods]
+impl System {
+    #[staticmethod]
+    #[pyo3(signature = (bridge, token, *, addr, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message))]
+    fn start(
+        py: Python<'_>,
+        bridge: &Bridge,
+        token: u64,
+        addr: Option<String>,
+        seeds: Vec<String>,
+        cluster: String,
+        passphrase: Option<String>,
+        insecure: bool,
+        secret_file: Option<PathBuf>,
+        join_timeout: Option<f64>,
+        observe: bool,
+        max_message: Option<u64>,
+    ) -> PyResult<()> {
+        let runtime = runtime::handle()?;
+        let security = match (passphrase, insecure) {
+            (Some(text), _) => Security::Passphrase(Passphrase::new(&text).map_err(|error| errors::raise(py, &error))?),
+            (None, true) => Security::Insecure,
+            (None, false) => Security::Local,
+        };
+        let mut config = SystemConfig {
+            addr,
+            seeds,
+            cluster,
+            security,
+            secret_file,
+            join_timeout: seconds("join_timeout", join_timeout)?,
+            observe,
+            ..SystemConfig::default()
+        };
+        if let Some(limit) = max_message {
+            config.max_message = limit;
+        }
+        let handle = runtime.clone();
+        report(&runtime, bridge.queue(), token, async move {
+            let core = core::System::start(config).await?;
+            let build: Build = Box::new(move |py| Ok(Py::new(py, Self { core, runtime: handle })?.into_any()));
+            Ok(build)
+        });
+        Ok(())
+    }
+    #[getter]
+    fn node_id<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.core.node_id().to_bytes())
+    }
+    #[getter]
+    fn addr(&self) -> String {
+        self.core.addr().to_string()
+    }
+    #[pyo3(signature = (bridge, key, actor, *, name, public, class_name, metadata, internal))]
+    fn register(
+        &self,
+        py: Python<'_>,
+        bridge: &Bridge,
+        key: u64,
+        actor: &[u8],
+        name: Option<String>,
+        public: bool,
+        class_name: String,
+        metadata: BTreeMap<String, String>,
+        internal: bool,
+    ) -> PyResult<()> {
+        runtime::check_fork()?;
+        let _guard = self.runtime.enter();
+        let spec = ActorSpec { name, public, class: class_name, metadata, internal };
+        let endpoint = Arc::new(QueueEndpoint { queue: bridge.queue(), key });
+        self.core.register(actor_id(actor)?, spec, endpoint).map_err(|error| errors::raise(py, &error))
+    }
+    fn unregister(&self, actor: &[u8]) -> PyResult<bool> {
+        runtime::check_fork()?;
+        let _guard = self.runtime.enter();
+        Ok(self.core.unregister(actor_id(actor)?))
+    }
+    fn set_metadata(&self, py: Python<'_>, actor: &[u8], metadata: BTreeMap<String, String>) -> PyResult<bool> {
+        runtime::check_fork()?;
+        let _guard = self.runtime.enter();
+        self.core.set_metadata(actor_id(actor)?, metadata).map_err(|error| errors::raise(py, &error))
+    }
+    fn instances<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyList>> {
+        runtime::check_fork()?;
+        let found = self.core.instances(name);
+        let dicts = found.iter().map(|one| convert::instance(py, one)).collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, dicts)
+    }
+    fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        runtime::check_fork()?;
+        let dict = PyDict::new(py);
+        for (name, found) in self.core.names() {
+            let dicts = found.iter().map(|one| convert::instance(py, one)).collect::<PyResult<Vec<_>>>()?;
+            dict.set_item(name, dicts)?;
+        }
+        Ok(dict)
+    }
+    fn members<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        runtime::check_fork()?;
+        let list = PyList::empty(py);
+        for member in self.core.members() {
+            let dict = PyDict::new(py);
+            dict.set_item("node_id", member.node.to_string())?;
+            dict.set_item("addr", member.addr)?;
+            dict.set_item("state", member.state.to_string())?;
+            dict.set_item("me", member.me)?;
+            list.append(dict)?;
+        }
+        Ok(list)
+    }
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        runtime::check_fork()?;
+        let dict = PyDict::new(py);
+        let m = self.core.metrics();
+        for (name, counter) in [
+            ("actors_created", &m.actors_created),
+            ("actors_stopped", &m.actors_stopped),
+            ("actors_restarted", &m.actors_restarted),
+            ("messages", &m.messages),
+            ("messages_sent", &m.messages_sent),
+            ("dead_letters", &m.dead_letters),
+            ("streams", &m.streams),
+            ("stream_items", &m.stream_items),
+            ("bytes_in", &m.bytes_in),
+            ("bytes_out", &m.bytes_out),
+            ("refused", &m.refused),
+            ("suspicions", &m.suspicions),
+            ("refutations", &m.refutations),
+        ] {
+            dict.set_item(name, counter.get())?;
+        }
+        Ok(dict)
+    }
+    /// Adds what happened inside Python, where local calls stay, to the node's counters.
+    #[pyo3(signature = (*, messages = 0, restarts = 0, streams = 0, stream_items = 0, dead_letters = 0))]
+    fn count(&self, messages: u64, restarts: u64, streams: u64, stream_items: u64, dead_letters: u64) {
+        let metrics = self.core.metrics();
+        metrics.messages.add(messages);
+        metrics.actors_restarted.add(restarts);
+        metrics.streams.add(streams);
+        metrics.stream_items.add(stream_items);
+        metrics.dead_letters.add(dead_letters);
+    }
+    /// Completes with an instance dict.
+    #[pyo3(signature = (bridge, token, name, node = None, timeout = 0.0))]
+    fn resolve(&self, bridge: &Bridge, token: u64, name: String, node: Option<&[u8]>, timeout: f64) -> PyResult<()> {
+        runtime::check_fork()?;
+        let node = node.map(node_id).transpose()?;
+        let timeout = seconds("timeout", Some(timeout))?.unwrap_or_default();
+        let core = self.core.clone();
+        report(&self.runtime, bridge.queue(), token, async move {
+            let found = core.resolve(&name, node, timeout).await?;
+            let build: Build = Box::new(move |py| Ok(convert::instance(py, &found)?.into_any().unbind()));
+            Ok(build)
+        });
+        Ok(())
+    }
+    #[pyo3(signature = (bridge, token, node, actor, codec, head, buffers, timeout, sender, chain, trace, no_wait, window))]
+    fn call(
+        &self,
+        bridge: &Bridge,
+        token: u64,
+        node: &[u8],
+        actor: &[u8],
+        codec: u8,
+        head: &Bound<'_, PyAny>,
+        buffers: Vec<Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+        sender: Option<&[u8]>,
+        chain: Vec<Vec<u8>>,
+        trace: Option<String>,
+        no_wait: bool,
+        window: u32,
+    ) -> PyResult<CallHandle> {
+        runtime::check_fork()?;
+        let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
+        let payload = payload::from_python(codec, head, buffers)?;
+        let options = options(timeout, sender, chain, trace, no_wait, window)?;
+        let sink = Arc::new(QueueSink { queue: bridge.queue(), token });
+        let _guard = self.runtime.enter();
+        let inner = self.core.dispatch(target, Mode::Ask, payload, options, sink);
+        Ok(CallHandle { inner, runtime: self.runtime.clone() })
+    }
+    #[pyo3(signature = (node, actor, codec, head, buffers, timeout, sender, chain, trace, no_wait))]
+    fn tell(
+        &self,
+        py: Python<'_>,
+        node: &[u8],
+        actor: &[u8],
+        codec: u8,
+        head: &Bound<'_, PyAny>,
+        buffers: Vec<Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+        sender: Option<&[u8]>,
+        chain: Vec<Vec<u8>>,
+        trace: Option<String>,
+        no_wait: bool,
+    ) -> PyResult<()> {
+        runtime::check_fork()?;
+        let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
+        let payload = payload::from_python(codec, head, buffers)?;
+        let options = options(timeout, sender, chain, trace, no_wait, 1)?;
+        let _guard = self.runtime.enter();
+        self.core.tell(target, payload, options).map_err(|error| errors::raise(py, &error))
+    }
+    /// A changed event with `token` whenever members or names may answer differently; at most one every 20 ms.
+    fn watch(&self, bridge: &Bridge, token: u64) -> PyResult<()> {
+        runtime::check_fork()?;
+        let queue = bridge.queue();
+        let mut changes = self.core.changes();
+        self.runtime.spawn(async move {
+            while changes.changed().await.is_ok() && !queue.is_closed() {
+                queue.push(Event::Changed(token));
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        Ok(())
+    }
+    fn shutdown(&self, bridge: &Bridge, token: u64) -> PyResult<()> {
+        runtime::check_fork()?;
+        let core = self.core.clone();
+        report(&self.runtime, bridge.queue(), token, async move {
+            core.shutdown().await;
+            Ok(none())
+        });
+        Ok(())
+    }
+    /// Announces the departure from wherever we are, waiting at most `timeout` seconds: for interpreter exit, when no loop
+    /// runs any more.
+    fn leave(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        runtime::check_fork()?;
+        let limit = seconds("timeout", Some(timeout))?.unwrap_or_default();
+        let core = self.core.clone();
+        let (done, wait) = std::sync::mpsc::channel();
+        self.runtime.spawn(async move {
+            core.shutdown().await;
+            let _ = done.send(());
+        });
+        py.detach(move || {
+            let _ = wait.recv_timeout(limit);
+        });
+        Ok(())
+    }
+}
+
+fn options(
+    timeout: Option<f64>,
+    sender: Option<&[u8]>,
+    chain: Vec<Vec<u8>>,
+    trace: Option<String>,
+    no_wait: bool,
+    window: u32,
+) -> PyResult<CallOptions> {
+    Ok(CallOptions {
+        timeout: seconds("timeout", timeout)?,
+        sender: sender.map(actor_id).transpose()?,
+        chain: chain.iter().map(|id| actor_id(id)).collect::<PyResult<_>>()?,
+        trace,
+        no_wait,
+        window,
+    })
+}
