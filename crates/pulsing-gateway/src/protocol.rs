@@ -171,6 +171,19 @@ pub fn payload(message: &impl Message, body: Option<Bytes>) -> Payload {
     Payload { codec: Codec::WORKER, head: message.encode_to_vec().into(), buffers: body.into_iter().collect() }
 }
 
+/// A message as bytes.
+pub fn encode(message: &impl Message) -> Vec<u8> {
+    message.encode_to_vec()
+}
+
+/// A message from bytes.
+///
+/// # Errors
+/// A sentence that says what is wrong with them.
+pub fn decode_bytes<M: Message + Default>(bytes: &[u8]) -> Result<M, String> {
+    M::decode(bytes).map_err(|error| format!("not the worker protocol: {error}"))
+}
+
 /// The request that subscribes to load reports.
 pub fn subscribe_load() -> Payload {
     payload(&Request { version: VERSION, kind: Some(Kind::SubscribeLoad(SubscribeLoad {})) }, None)

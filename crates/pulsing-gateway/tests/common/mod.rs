@@ -1,0 +1,419 @@
+//! Workers in memory that do what a test tells them, and a client that sees every byte.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use pulsing_core::call::{CallControl, CancelSignal};
+use pulsing_core::{
+    ActorId, AppError, CallHandle, CallOptions, Credit, Error, Instance, ItemStream, NodeId, Payload, Reply, ReplyEvent,
+    ReplySink, Responder, StreamSink, Target,
+};
+use pulsing_gateway::cluster::BoxFuture;
+use pulsing_gateway::protocol::{self, Delta, Deltas, Generate, Kind, LoadReport, Request, Usage};
+use pulsing_gateway::{Cluster, Gateway, GatewayConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+
+/// What a worker is asked to do with one request.
+pub struct Ask {
+    pub generate: Generate,
+    pub body: Bytes,
+    pub timeout: Option<Duration>,
+    pub responder: Responder,
+    pub worker: Arc<FakeWorker>,
+}
+
+type Handler = Arc<dyn Fn(Ask) -> BoxFuture<()> + Send + Sync>;
+
+pub struct FakeWorker {
+    pub id: ActorId,
+    pub asked: AtomicUsize,
+    pub cancelled: AtomicUsize,
+    pub active: AtomicU32,
+    handler: Handler,
+    load: watch::Sender<LoadReport>,
+    /// What every call is answered with instead.
+    broken: Mutex<Option<Error>>,
+    metadata: Mutex<BTreeMap<String, String>>,
+    /// Streams to cut when it dies.
+    streams: Mutex<Vec<mpsc::UnboundedSender<ReplyEvent>>>,
+}
+
+impl FakeWorker {
+    pub fn report(&self, change: impl FnOnce(&mut LoadReport)) {
+        self.load.send_modify(change);
+    }
+    /// As after kill -9: calls out are lost, new ones find nobody.
+    pub fn die(&self) {
+        let lost = Error::ConnectionLost { addr: "10.0.0.1:1".into(), reason: "reset".into() };
+        *self.broken.lock() = Some(lost.clone());
+        for stream in self.streams.lock().drain(..) {
+            let _ = stream.send(ReplyEvent::Error(lost.clone()));
+        }
+    }
+    pub fn revive(&self) {
+        *self.broken.lock() = None;
+    }
+    pub fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+#[derive(Clone)]
+pub struct FakeCluster(Arc<Inner>);
+
+struct Inner {
+    workers: Mutex<Vec<(String, Arc<FakeWorker>)>>,
+    changes: watch::Sender<u64>,
+    next: AtomicU32,
+}
+
+impl FakeCluster {
+    pub fn new() -> Self {
+        Self(Arc::new(Inner { workers: Mutex::default(), changes: watch::Sender::new(0), next: AtomicU32::new(1) }))
+    }
+    /// A ready worker named `worker` with model `tiny`.
+    pub fn worker<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        handler: impl Fn(Ask) -> F + Send + Sync + 'static,
+    ) -> Arc<FakeWorker> {
+        let metadata = [("kind", "worker"), ("protocol", "1..1"), ("model", "tiny"), ("state", "ready")];
+        self.worker_with("worker", &metadata, handler)
+    }
+    pub fn worker_with<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        name: &str,
+        metadata: &[(&str, &str)],
+        handler: impl Fn(Ask) -> F + Send + Sync + 'static,
+    ) -> Arc<FakeWorker> {
+        let metadata: BTreeMap<String, String> =
+            metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let state = metadata.get("state").cloned().unwrap_or_else(|| "ready".into());
+        let worker = Arc::new(FakeWorker {
+            id: ActorId(u128::from(self.0.next.fetch_add(1, Ordering::SeqCst))),
+            asked: AtomicUsize::new(0),
+            cancelled: AtomicUsize::new(0),
+            active: AtomicU32::new(0),
+            handler: Arc::new(move |ask| Box::pin(handler(ask))),
+            load: watch::Sender::new(LoadReport { state, capacity: 4, ..LoadReport::default() }),
+            broken: Mutex::default(),
+            metadata: Mutex::new(metadata),
+            streams: Mutex::default(),
+        });
+        self.0.workers.lock().push((name.to_owned(), Arc::clone(&worker)));
+        self.changed();
+        worker
+    }
+    pub fn set_metadata(&self, worker: &FakeWorker, key: &str, value: &str) {
+        worker.metadata.lock().insert(key.to_owned(), value.to_owned());
+        self.changed();
+    }
+    pub fn remove(&self, worker: &FakeWorker) {
+        self.0.workers.lock().retain(|(_, other)| other.id != worker.id);
+        self.changed();
+    }
+    fn changed(&self) {
+        self.0.changes.send_modify(|version| *version += 1);
+    }
+    fn list(&self) -> Vec<Instance> {
+        let workers = self.0.workers.lock();
+        let instance = |(name, worker): &(String, Arc<FakeWorker>)| Instance {
+            name: name.clone(),
+            target: Target { node: NodeId(worker.id.0), actor: worker.id },
+            addr: format!("10.0.0.{}:1", worker.id.0),
+            class: "test.Worker".into(),
+            metadata: worker.metadata.lock().clone(),
+        };
+        workers.iter().map(instance).collect()
+    }
+    /// A gateway on a free port, once every worker so far has reported.
+    pub async fn gateway(&self, change: impl FnOnce(&mut GatewayConfig)) -> Gateway {
+        let mut config = GatewayConfig { host: "127.0.0.1".into(), port: 0, model_name: "alias".into(), ..GatewayConfig::default() };
+        change(&mut config);
+        let gateway = Gateway::start_on(Arc::new(self.clone()), config).unwrap();
+        let workers: Vec<_> = self.0.workers.lock().iter().map(|(_, worker)| Arc::clone(worker)).collect();
+        until("every worker is subscribed to", || {
+            workers.iter().all(|worker| worker.load.receiver_count() > 0 || worker.broken.lock().is_some() || worker.metadata.lock()["kind"] != "worker")
+        })
+        .await;
+        // The report that a subscription begins with is taken before a request can be made.
+        tokio::task::yield_now().await;
+        gateway
+    }
+}
+
+struct ChannelSink(mpsc::UnboundedSender<ReplyEvent>);
+
+impl ReplySink for ChannelSink {
+    fn event(&self, event: ReplyEvent) {
+        let _ = self.0.send(event);
+    }
+}
+
+struct Control {
+    credit: Arc<Credit>,
+    cancel: CancelSignal,
+}
+
+impl CallControl for Control {
+    fn cancel(&self) {
+        self.cancel.fire();
+    }
+    fn grant(&self, items: u32) {
+        self.credit.grant(items);
+    }
+}
+
+/// Cancels the call unless its reply was taken, as `System::call` does.
+struct Cancelling(Option<CallHandle>);
+
+impl Drop for Cancelling {
+    fn drop(&mut self) {
+        if let Some(handle) = self.0.take() {
+            handle.cancel();
+        }
+    }
+}
+
+impl Cluster for FakeCluster {
+    fn instances(&self, name: &str) -> Vec<Instance> {
+        self.list().into_iter().filter(|instance| instance.name == name).collect()
+    }
+    fn names(&self) -> BTreeMap<String, Vec<Instance>> {
+        let mut names: BTreeMap<String, Vec<Instance>> = BTreeMap::new();
+        for instance in self.list() {
+            names.entry(instance.name.clone()).or_default().push(instance);
+        }
+        names
+    }
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+    fn call(&self, target: Target, payload: Payload, options: CallOptions) -> BoxFuture<pulsing_core::Result<Reply>> {
+        let worker =
+            self.0.workers.lock().iter().map(|(_, worker)| worker).find(|worker| worker.id == target.actor).cloned();
+        Box::pin(async move {
+            let Some(worker) = worker else {
+                return Err(Error::ActorNotFound { actor: target.actor, node: target.node });
+            };
+            if let Some(error) = worker.broken.lock().clone() {
+                return Err(error);
+            }
+            let (events, mut received) = mpsc::unbounded_channel();
+            worker.streams.lock().push(events.clone());
+            let credit = Arc::new(Credit::new(options.window));
+            let cancel = CancelSignal::new();
+            let responder =
+                Responder::new(target.actor, Arc::new(ChannelSink(events)), Arc::clone(&credit), cancel.clone());
+            let handle = CallHandle(Arc::new(Control { credit, cancel: cancel.clone() }));
+            let request: Request = protocol::decode(&payload).unwrap();
+            match request.kind.unwrap() {
+                Kind::SubscribeLoad(_) => {
+                    tokio::spawn(send_load(worker.load.subscribe(), responder));
+                }
+                Kind::Generate(generate) => {
+                    worker.asked.fetch_add(1, Ordering::SeqCst);
+                    worker.active.fetch_add(1, Ordering::SeqCst);
+                    let counted = Arc::clone(&worker);
+                    cancel.on_cancel(move || {
+                        counted.cancelled.fetch_add(1, Ordering::SeqCst);
+                    });
+                    let ask = Ask { generate, body: payload.buffers[0].clone(), timeout: options.timeout, responder, worker: Arc::clone(&worker) };
+                    let task = tokio::spawn((worker.handler)(ask));
+                    tokio::spawn(async move {
+                        let _ = task.await;
+                        worker.active.fetch_sub(1, Ordering::SeqCst);
+                    });
+                }
+                Kind::Describe(_) => panic!("nobody asks that here"),
+            }
+            let mut guard = Cancelling(Some(handle));
+            let first = received.recv().await;
+            let handle = guard.0.take().unwrap();
+            match first {
+                Some(ReplyEvent::Value(value)) => Ok(Reply::Value(value)),
+                Some(ReplyEvent::Error(error)) => Err(error),
+                Some(ReplyEvent::StreamStart) => Ok(Reply::Stream(ItemStream::new(received, handle, options.window))),
+                other => panic!("unexpected {other:?}"),
+            }
+        })
+    }
+}
+
+async fn send_load(mut load: watch::Receiver<LoadReport>, responder: Responder) {
+    let stream = responder.stream();
+    loop {
+        let report = load.borrow_and_update().clone();
+        if stream.send(protocol::payload(&report, None)).await.is_err() {
+            return;
+        }
+        let _ = tokio::time::timeout(Duration::from_millis(500), load.changed()).await;
+    }
+}
+
+pub fn text(text: &str) -> Delta {
+    Delta { text: text.into(), ..Delta::default() }
+}
+pub fn done(reason: &str) -> Delta {
+    let usage = Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 0 };
+    Delta { finish_reason: reason.into(), usage: Some(usage), ..Delta::default() }
+}
+pub async fn send(stream: &StreamSink, deltas: Vec<Delta>) -> bool {
+    stream.send(protocol::payload(&Deltas { deltas }, None)).await.is_ok()
+}
+/// Answers with these pieces, one item each.
+pub async fn answer(ask: Ask, deltas: Vec<Delta>) {
+    let stream = ask.responder.stream();
+    for delta in deltas {
+        if !send(&stream, vec![delta]).await {
+            return;
+        }
+    }
+    stream.end();
+}
+/// A worker that says `Hé`, ` you`.
+pub async fn hello(ask: Ask) {
+    answer(ask, vec![text("Hé"), text(" you"), done("stop")]).await;
+}
+pub fn fail(responder: Responder, code: i32, message: &str) {
+    let data = format!(r#"{{"message":"{message}","type":"server_error","param":null,"code":"x"}}"#);
+    responder.error(Error::App(Box::new(AppError {
+        type_name: "test.Error".into(),
+        message: message.into(),
+        code,
+        data: data.into(),
+        ..AppError::default()
+    })));
+}
+
+/// Polls a condition; panics with `what` after 5 s.
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while !condition() {
+        assert!(std::time::Instant::now() < end, "not within 5 s: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+pub struct Response {
+    pub status: u16,
+    pub headers: BTreeMap<String, String>,
+    pub body: String,
+    /// The body ended as HTTP says it must.
+    pub whole: bool,
+}
+
+impl Response {
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+    /// Payloads of the `data:` lines.
+    pub fn events(&self) -> Vec<String> {
+        self.body
+            .split("\n\n")
+            .filter(|event| !event.is_empty() && !event.starts_with(':'))
+            .map(|event| event.strip_prefix("data: ").unwrap_or_else(|| panic!("odd event {event:?}")).to_owned())
+            .collect()
+    }
+}
+
+/// One raw connection.
+pub struct Client {
+    pub stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    pub async fn connect(gateway: &Gateway) -> Self {
+        Self { stream: TcpStream::connect(gateway.addr()).await.unwrap(), buffer: Vec::new() }
+    }
+    pub async fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
+    }
+    pub async fn post(&mut self, path: &str, body: &str) {
+        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        self.write(head.as_bytes()).await;
+    }
+    async fn more(&mut self) -> bool {
+        let read = tokio::time::timeout(Duration::from_secs(5), self.stream.read_buf(&mut self.buffer)).await;
+        read.expect("the server sent nothing for 5 s").is_ok_and(|count| count > 0)
+    }
+    async fn until(&mut self, mark: &[u8]) -> Option<Vec<u8>> {
+        loop {
+            if let Some(at) = self.buffer.windows(mark.len()).position(|window| window == mark) {
+                let rest = self.buffer.split_off(at + mark.len());
+                return Some(std::mem::replace(&mut self.buffer, rest));
+            }
+            if !self.more().await {
+                return None;
+            }
+        }
+    }
+    async fn exactly(&mut self, count: usize) -> Option<Vec<u8>> {
+        while self.buffer.len() < count {
+            if !self.more().await {
+                return None;
+            }
+        }
+        let rest = self.buffer.split_off(count);
+        Some(std::mem::replace(&mut self.buffer, rest))
+    }
+    pub async fn head(&mut self) -> (u16, BTreeMap<String, String>) {
+        let head = String::from_utf8(self.until(b"\r\n\r\n").await.expect("no response")).unwrap();
+        let mut lines = head.trim_end().split("\r\n");
+        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        let headers = lines.map(|line| line.split_once(": ").unwrap()).map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+        (status, headers)
+    }
+    /// The next chunk of a chunked body; `Some(empty)` is the last, `None` a cut.
+    pub async fn chunk(&mut self) -> Option<Vec<u8>> {
+        let size = String::from_utf8(self.until(b"\r\n").await?).unwrap();
+        let size = usize::from_str_radix(size.trim(), 16).unwrap();
+        let mut chunk = self.exactly(size + 2).await?;
+        chunk.truncate(size);
+        Some(chunk)
+    }
+    pub async fn response(&mut self, has_body: bool) -> Response {
+        let (status, headers) = self.head().await;
+        let mut body = Vec::new();
+        let mut whole = true;
+        if has_body {
+            if headers.get("transfer-encoding").is_some_and(|coding| coding == "chunked") {
+                loop {
+                    match self.chunk().await {
+                        None => {
+                            whole = false;
+                            break;
+                        }
+                        Some(chunk) if chunk.is_empty() => break,
+                        Some(chunk) => body.extend(chunk),
+                    }
+                }
+            } else if let Some(length) = headers.get("content-length") {
+                body = self.exactly(length.parse().unwrap()).await.expect("a cut body");
+            }
+        }
+        Response { status, headers, body: String::from_utf8(body).unwrap(), whole }
+    }
+}
+
+/// One request on its own connection.
+pub async fn post(gateway: &Gateway, path: &str, body: &str) -> Response {
+    let mut client = Client::connect(gateway).await;
+    client.post(path, body).await;
+    client.response(true).await
+}
+pub async fn get(gateway: &Gateway, path: &str) -> Response {
+    let mut client = Client::connect(gateway).await;
+    client.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await;
+    client.response(true).await
+}
+pub const CHAT: &str = r#"{"model":"alias","messages":[{"role":"user","content":"hi"}]}"#;
+pub const STREAM: &str = r#"{"model":"alias","messages":[{"role":"user","content":"hi"}],"stream":true}"#;

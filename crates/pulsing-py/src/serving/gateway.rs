@@ -1,0 +1,130 @@
+//! The Router's HTTP server, owned by a Python object.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pulsing_core::{ActorId, Error, NodeId, Target};
+use pulsing_gateway::{ActorPicker, ExternalPicker, GatewayConfig, GatewayError, PolicyKind};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tokio::runtime::Handle;
+
+use crate::bridge::Bridge;
+use crate::queue::Build;
+use crate::runtime::check_fork;
+use crate::system::{System, report};
+
+/// A running gateway. Dropped, it stops at once.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct Gateway {
+    inner: Arc<pulsing_gateway::Gateway>,
+    runtime: Handle,
+}
+
+#[pymethods]
+impl Gateway {
+    /// `host:port` it listens on.
+    #[getter]
+    fn addr(&self) -> String {
+        self.inner.addr().to_string()
+    }
+    #[getter]
+    fn port(&self) -> u16 {
+        self.inner.addr().port()
+    }
+    /// Stops accepting and lets requests finish for up to `grace` seconds; reports to `token`.
+    fn shutdown(&self, bridge: &Bridge, token: u64, grace: f64) -> PyResult<()> {
+        check_fork()?;
+        let grace = seconds("grace", grace)?;
+        let inner = Arc::clone(&self.inner);
+        report(&self.runtime, bridge.queue(), token, async move {
+            inner.shutdown(grace).await;
+            let build: Build = Box::new(|py| Ok(py.None()));
+            Ok(build)
+        });
+        Ok(())
+    }
+    fn __repr__(&self) -> String {
+        format!("<Gateway {}>", self.inner.addr())
+    }
+}
+
+fn seconds(what: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|error| PyValueError::new_err(format!("{what}={value}: {error} (seconds expected)")))
+}
+
+fn policy(name: &str) -> PyResult<PolicyKind> {
+    name.parse().map_err(|error: GatewayError| PyValueError::new_err(text(&error)))
+}
+
+fn text(error: &GatewayError) -> String {
+    match error {
+        GatewayError::Config(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Raises `ValueError` unless `name` is a scheduler type; names the valid ones.
+#[pyfunction]
+pub(crate) fn check_scheduler_type(name: &str) -> PyResult<()> {
+    policy(name).map(|_| ())
+}
+
+/// Starts a gateway on `system` and reports it, or why it cannot listen, to `token`. Times in seconds, sizes in bytes.
+#[pyfunction]
+#[pyo3(signature = (system, bridge, token, *, http_host, http_port, model_name, worker_name, scheduler_type, scheduler = None, max_body = None, max_requests = None, request_timeout = None))]
+pub(crate) fn start_gateway(
+    system: &System,
+    bridge: &Bridge,
+    token: u64,
+    http_host: String,
+    http_port: u16,
+    model_name: String,
+    worker_name: String,
+    scheduler_type: &str,
+    scheduler: Option<(Vec<u8>, Vec<u8>)>,
+    max_body: Option<usize>,
+    max_requests: Option<usize>,
+    request_timeout: Option<f64>,
+) -> PyResult<()> {
+    check_fork()?;
+    let core = system.core();
+    let runtime = system.runtime();
+    let mut config = GatewayConfig {
+        host: http_host,
+        port: http_port,
+        model_name,
+        worker_name,
+        policy: policy(scheduler_type)?,
+        ..GatewayConfig::default()
+    };
+    if let Some(bytes) = max_body {
+        config.max_body = bytes;
+    }
+    if let Some(requests) = max_requests {
+        config.max_requests = requests;
+    }
+    if let Some(limit) = request_timeout {
+        config.request_timeout = seconds("request_timeout", limit)?;
+    }
+    if let Some((node, actor)) = scheduler {
+        let bad = |error: Error| PyValueError::new_err(format!("scheduler: {error}"));
+        let target =
+            Target { node: NodeId::from_bytes(&node).map_err(bad)?, actor: ActorId::from_bytes(&actor).map_err(bad)? };
+        // Later than the gateway's own limit, which is the one that is counted.
+        let picker = ActorPicker::new(Arc::new(core.clone()), target, config.picker_limit * 2);
+        config.picker = Some(Arc::new(picker) as Arc<dyn ExternalPicker>);
+    }
+    let handle = runtime.clone();
+    report(&runtime, bridge.queue(), token, async move {
+        let inner = pulsing_gateway::Gateway::start(core, config).map_err(|error| match error {
+            GatewayError::Bind { addr, reason } => Error::Bind { addr, reason },
+            other => Error::Config(text(&other)),
+        })?;
+        let build: Build =
+            Box::new(move |py| Ok(Py::new(py, Gateway { inner: Arc::new(inner), runtime: handle })?.into_any()));
+        Ok(build)
+    });
+    Ok(())
+}

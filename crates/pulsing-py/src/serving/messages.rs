@@ -1,0 +1,389 @@
+//! The messages of `proto/worker.proto`. Workers build and read them; the bytes are made here.
+
+use pulsing_gateway::protocol;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString};
+
+fn malformed(message: String) -> PyErr {
+    PyValueError::new_err(message)
+}
+
+/// A request as a worker sees it.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct WorkerRequest {
+    #[pyo3(get)]
+    kind: &'static str,
+    #[pyo3(get)]
+    version: u32,
+    generate: protocol::Generate,
+    #[pyo3(get)]
+    body: Py<PyBytes>,
+}
+
+#[pymethods]
+impl WorkerRequest {
+    #[staticmethod]
+    #[pyo3(signature = (head, buffers = Vec::new()))]
+    fn decode(py: Python<'_>, head: PyBuffer<u8>, buffers: Vec<PyBuffer<u8>>) -> PyResult<Self> {
+        let request: protocol::Request = protocol::decode_bytes(&head.to_vec(py)?).map_err(malformed)?;
+        if request.version != protocol::VERSION {
+            return Err(malformed(format!(
+                "a request of worker protocol {}; this worker speaks {}",
+                request.version,
+                protocol::VERSION
+            )));
+        }
+        let (kind, generate) = match request.kind {
+            Some(protocol::Kind::Generate(generate)) => ("generate", generate),
+            Some(protocol::Kind::SubscribeLoad(_)) => ("subscribe_load", protocol::Generate::default()),
+            Some(protocol::Kind::Describe(_)) => ("describe", protocol::Generate::default()),
+            None => return Err(malformed("a request without a kind".to_owned())),
+        };
+        let body = match buffers.first() {
+            Some(buffer) => PyBytes::new_with(py, buffer.len_bytes(), |bytes| buffer.copy_to_slice(py, bytes))?,
+            None => PyBytes::new(py, b""),
+        };
+        Ok(Self { kind, version: request.version, generate, body: body.unbind() })
+    }
+    #[getter]
+    fn api(&self) -> &str {
+        &self.generate.api
+    }
+    #[getter]
+    fn request_id(&self) -> &str {
+        &self.generate.request_id
+    }
+    #[getter]
+    fn deadline(&self) -> Option<f64> {
+        (self.generate.deadline_ms > 0).then_some(self.generate.deadline_ms as f64 / 1000.0)
+    }
+    #[getter]
+    fn traceparent(&self) -> &str {
+        &self.generate.traceparent
+    }
+    #[getter]
+    fn continue_text(&self) -> &str {
+        &self.generate.continue_text
+    }
+    #[getter]
+    fn continue_tokens(&self) -> Vec<u32> {
+        self.generate.continue_tokens.clone()
+    }
+    #[getter]
+    fn handoff<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.generate.handoff)
+    }
+    fn __repr__(&self) -> String {
+        format!("<WorkerRequest {} {} {}>", self.kind, self.generate.api, self.generate.request_id)
+    }
+}
+
+/// The head of a request, for tests and for engines that forward to other workers.
+#[pyfunction]
+#[pyo3(signature = (kind, *, api = String::new(), request_id = String::new(), deadline = None, traceparent = String::new(), continue_text = String::new(), continue_tokens = Vec::new()))]
+pub(crate) fn encode_request<'py>(
+    py: Python<'py>,
+    kind: &str,
+    api: String,
+    request_id: String,
+    deadline: Option<f64>,
+    traceparent: String,
+    continue_text: String,
+    continue_tokens: Vec<u32>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let kind = match kind {
+        "generate" => protocol::Kind::Generate(protocol::Generate {
+            api,
+            request_id,
+            // A float becomes an integer saturating: a negative deadline has passed, which 1 ms says.
+            deadline_ms: deadline.map_or(0, |seconds| ((seconds * 1000.0) as u64).max(1)),
+            traceparent,
+            continue_text,
+            continue_tokens,
+            ..protocol::Generate::default()
+        }),
+        "subscribe_load" => protocol::Kind::SubscribeLoad(protocol::SubscribeLoad {}),
+        "describe" => protocol::Kind::Describe(protocol::Describe {}),
+        other => {
+            return Err(malformed(format!("kind={other:?}: expected 'generate', 'subscribe_load' or 'describe'")));
+        }
+    };
+    let request = protocol::Request { version: protocol::VERSION, kind: Some(kind) };
+    Ok(PyBytes::new(py, &protocol::encode(&request)))
+}
+
+/// Tokens spent.
+#[pyclass(frozen, eq, hash, module = "pulsing._core")]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct Usage {
+    #[pyo3(get)]
+    prompt_tokens: u32,
+    #[pyo3(get)]
+    completion_tokens: u32,
+    #[pyo3(get)]
+    cached_tokens: u32,
+}
+
+#[pymethods]
+impl Usage {
+    #[new]
+    #[pyo3(signature = (prompt_tokens, completion_tokens, cached_tokens = 0))]
+    fn new(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Self {
+        Self { prompt_tokens, completion_tokens, cached_tokens }
+    }
+    #[getter]
+    fn total_tokens(&self) -> u64 {
+        u64::from(self.prompt_tokens) + u64::from(self.completion_tokens)
+    }
+    fn __repr__(&self) -> String {
+        format!(
+            "Usage(prompt_tokens={}, completion_tokens={}, cached_tokens={})",
+            self.prompt_tokens, self.completion_tokens, self.cached_tokens
+        )
+    }
+}
+
+/// A piece of one choice of an answer.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct Delta(protocol::Delta);
+
+#[pymethods]
+impl Delta {
+    #[new]
+    #[pyo3(signature = (text = String::new(), *, index = 0, token_ids = Vec::new(), finish_reason = None, usage = None, logprobs = None, tool_calls = None, reasoning = None))]
+    fn new(
+        text: String,
+        index: u32,
+        token_ids: Vec<u32>,
+        finish_reason: Option<String>,
+        usage: Option<&Bound<'_, Usage>>,
+        logprobs: Option<&Bound<'_, PyAny>>,
+        tool_calls: Option<&Bound<'_, PyAny>>,
+        reasoning: Option<String>,
+    ) -> PyResult<Self> {
+        let usage = usage.map(|usage| {
+            let usage = usage.get();
+            protocol::Usage {
+                prompt_tokens: usage.prompt_tokens,
+                completion_tokens: usage.completion_tokens,
+                cached_tokens: usage.cached_tokens,
+            }
+        });
+        Ok(Self(protocol::Delta {
+            index,
+            text,
+            token_ids,
+            logprobs_json: json_text("logprobs", logprobs)?,
+            tool_calls_json: json_text("tool_calls", tool_calls)?,
+            reasoning: reasoning.unwrap_or_default(),
+            finish_reason: finish_reason.unwrap_or_default(),
+            usage,
+        }))
+    }
+    #[getter]
+    fn text(&self) -> &str {
+        &self.0.text
+    }
+    #[getter]
+    fn index(&self) -> u32 {
+        self.0.index
+    }
+    #[getter]
+    fn token_ids(&self) -> Vec<u32> {
+        self.0.token_ids.clone()
+    }
+    #[getter]
+    fn finish_reason(&self) -> Option<&str> {
+        Some(self.0.finish_reason.as_str()).filter(|reason| !reason.is_empty())
+    }
+    #[getter]
+    fn usage(&self) -> Option<Usage> {
+        self.0.usage.map(|usage| Usage {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            cached_tokens: usage.cached_tokens,
+        })
+    }
+    #[getter]
+    fn logprobs<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        json_object(py, &self.0.logprobs_json)
+    }
+    #[getter]
+    fn tool_calls<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        json_object(py, &self.0.tool_calls_json)
+    }
+    #[getter]
+    fn reasoning(&self) -> Option<&str> {
+        Some(self.0.reasoning.as_str()).filter(|text| !text.is_empty())
+    }
+    fn __repr__(&self) -> String {
+        format!("Delta({:?}, index={}, finish_reason={:?})", self.0.text, self.0.index, self.0.finish_reason)
+    }
+}
+
+/// JSON text of an object, or the text itself if it is JSON already. Non-finite numbers are refused: they are no JSON.
+fn json_text(what: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<String> {
+    let Some(value) = value else { return Ok(String::new()) };
+    if let Ok(text) = value.cast::<PyString>() {
+        return text.extract();
+    }
+    let options = PyDict::new(value.py());
+    options.set_item("allow_nan", false)?;
+    options.set_item("separators", (",", ":"))?;
+    let dumps = value.py().import("json")?.getattr("dumps")?;
+    match dumps.call((value,), Some(&options)) {
+        Ok(text) => text.extract(),
+        Err(error) => Err(malformed(format!("{what} cannot be written as JSON: {error}"))),
+    }
+}
+
+fn json_object<'py>(py: Python<'py>, text: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    py.import("json")?.call_method1("loads", (text,)).map(Some)
+}
+
+/// One stream item.
+#[pyfunction]
+pub(crate) fn encode_deltas<'py>(py: Python<'py>, deltas: Vec<Bound<'_, Delta>>) -> Bound<'py, PyBytes> {
+    let deltas = deltas.iter().map(|delta| delta.get().0.clone()).collect();
+    PyBytes::new(py, &protocol::encode(&protocol::Deltas { deltas }))
+}
+
+/// The deltas of one stream item.
+#[pyfunction]
+pub(crate) fn decode_deltas(py: Python<'_>, head: PyBuffer<u8>) -> PyResult<Vec<Delta>> {
+    let deltas: protocol::Deltas = protocol::decode_bytes(&head.to_vec(py)?).map_err(malformed)?;
+    Ok(deltas.deltas.into_iter().map(Delta).collect())
+}
+
+/// How a worker is doing.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct LoadReport(protocol::LoadReport);
+
+#[pymethods]
+impl LoadReport {
+    #[new]
+    #[pyo3(signature = (state = String::from("ready"), running = 0, waiting = 0, capacity = 1, kv_usage = 0.0, processed = 0, progress_age_ms = 0, models = Vec::new(), detail = String::new(), max_model_len = 0))]
+    fn new(
+        state: String,
+        running: u32,
+        waiting: u32,
+        capacity: u32,
+        kv_usage: f32,
+        processed: u64,
+        progress_age_ms: u64,
+        models: Vec<String>,
+        detail: String,
+        max_model_len: u64,
+    ) -> PyResult<Self> {
+        if !["loading", "ready", "draining", "failed"].contains(&state.as_str()) {
+            return Err(malformed(format!("state={state:?}: expected 'loading', 'ready', 'draining' or 'failed'")));
+        }
+        Ok(Self(protocol::LoadReport {
+            state,
+            running,
+            waiting,
+            capacity,
+            kv_usage,
+            processed,
+            progress_age_ms,
+            models,
+            detail,
+            max_model_len,
+        }))
+    }
+    fn encode<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &protocol::encode(&self.0))
+    }
+    #[staticmethod]
+    fn decode(py: Python<'_>, head: PyBuffer<u8>) -> PyResult<Self> {
+        protocol::decode_bytes(&head.to_vec(py)?).map(Self).map_err(malformed)
+    }
+    /// This report inside a `Description`, encoded: the answer to `describe`.
+    fn describe<'py>(&self, py: Python<'py>, engine: String, engine_version: String) -> Bound<'py, PyBytes> {
+        let description = protocol::Description { engine, engine_version, load: Some(self.0.clone()) };
+        PyBytes::new(py, &protocol::encode(&description))
+    }
+    #[getter]
+    fn state(&self) -> &str {
+        &self.0.state
+    }
+    #[getter]
+    fn running(&self) -> u32 {
+        self.0.running
+    }
+    #[getter]
+    fn waiting(&self) -> u32 {
+        self.0.waiting
+    }
+    #[getter]
+    fn capacity(&self) -> u32 {
+        self.0.capacity
+    }
+    #[getter]
+    fn kv_usage(&self) -> f32 {
+        self.0.kv_usage
+    }
+    #[getter]
+    fn processed(&self) -> u64 {
+        self.0.processed
+    }
+    #[getter]
+    fn progress_age_ms(&self) -> u64 {
+        self.0.progress_age_ms
+    }
+    #[getter]
+    fn models(&self) -> Vec<String> {
+        self.0.models.clone()
+    }
+    #[getter]
+    fn detail(&self) -> &str {
+        &self.0.detail
+    }
+    #[getter]
+    fn max_model_len(&self) -> u64 {
+        self.0.max_model_len
+    }
+    fn __repr__(&self) -> String {
+        format!("<LoadReport {} {}+{} of {}>", self.0.state, self.0.running, self.0.waiting, self.0.capacity)
+    }
+}
+
+/// What a worker is.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct Description(protocol::Description);
+
+#[pymethods]
+impl Description {
+    #[new]
+    #[pyo3(signature = (engine, engine_version = String::new(), load = None))]
+    fn new(engine: String, engine_version: String, load: Option<&Bound<'_, LoadReport>>) -> Self {
+        Self(protocol::Description { engine, engine_version, load: load.map(|load| load.get().0.clone()) })
+    }
+    fn encode<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &protocol::encode(&self.0))
+    }
+    #[staticmethod]
+    fn decode(py: Python<'_>, head: PyBuffer<u8>) -> PyResult<Self> {
+        protocol::decode_bytes(&head.to_vec(py)?).map(Self).map_err(malformed)
+    }
+    #[getter]
+    fn engine(&self) -> &str {
+        &self.0.engine
+    }
+    #[getter]
+    fn engine_version(&self) -> &str {
+        &self.0.engine_version
+    }
+    #[getter]
+    fn load(&self) -> Option<LoadReport> {
+        self.0.load.clone().map(LoadReport)
+    }
+    fn __repr__(&self) -> String {
+        format!("<Description {} {}>", self.0.engine, self.0.engine_version)
+    }
+}
