@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use prost_reflect::{DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, Value};
+use prost_reflect::{DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, ReflectMessage, Value};
 use pulsing_gateway::protocol::{self, Deltas, Description, LoadReport, Request};
 
 fn schema() -> DescriptorPool {
@@ -62,7 +62,16 @@ fn every_message_of_the_schema_survives_our_types() {
 
 #[test]
 fn the_version_range_of_a_worker_is_honoured() {
-    for (range, ok) in [("1..1", true), ("1..3", true), ("0..9", true), ("1", true), ("2..3", false), ("", false), ("x..1", false), ("3..1", false)] {
+    for (range, ok) in [
+        ("1..1", true),
+        ("1..3", true),
+        ("0..9", true),
+        ("1", true),
+        ("2..3", false),
+        ("", false),
+        ("x..1", false),
+        ("3..1", false),
+    ] {
         assert_eq!(protocol::speaks_our_version(range), ok, "{range}");
     }
 }

@@ -45,7 +45,7 @@ impl Endpoint {
     /// Trailing slashes and a missing `/v1` are forgiven: clients are configured with and without.
     fn of(path: &str) -> Option<Self> {
         let path = path.trim_end_matches('/');
-        Some(match path.strip_prefix("/v1").filter(|rest| rest.starts_with('/')).unwrap_or(path) {
+        Some(match path.strip_prefix("/v1").filter(|rest| rest.is_empty() || rest.starts_with('/')).unwrap_or(path) {
             "" => Self::Root,
             "/health" => Self::Health,
             "/ready" => Self::Ready,

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use pulsing_core::call::{CallControl, CancelSignal};
 use pulsing_core::{
-    ActorId, AppError, CallHandle, CallOptions, Credit, Error, Instance, ItemStream, NodeId, Payload, Reply, ReplyEvent,
-    ReplySink, Responder, StreamSink, Target,
+    ActorId, AppError, CallHandle, CallOptions, Credit, Error, Instance, ItemStream, NodeId, Payload, Reply,
+    ReplyEvent, ReplySink, Responder, StreamSink, Target,
 };
 use pulsing_gateway::cluster::BoxFuture;
 use pulsing_gateway::protocol::{self, Delta, Deltas, Generate, Kind, LoadReport, Request, Usage};
@@ -135,16 +135,23 @@ impl FakeCluster {
     }
     /// A gateway on a free port, once every worker so far has reported.
     pub async fn gateway(&self, change: impl FnOnce(&mut GatewayConfig)) -> Gateway {
-        let mut config = GatewayConfig { host: "127.0.0.1".into(), port: 0, model_name: "alias".into(), ..GatewayConfig::default() };
+        let mut config =
+            GatewayConfig { host: "127.0.0.1".into(), port: 0, model_name: "alias".into(), ..GatewayConfig::default() };
         change(&mut config);
         let gateway = Gateway::start_on(Arc::new(self.clone()), config).unwrap();
         let workers: Vec<_> = self.0.workers.lock().iter().map(|(_, worker)| Arc::clone(worker)).collect();
         until("every worker is subscribed to", || {
-            workers.iter().all(|worker| worker.load.receiver_count() > 0 || worker.broken.lock().is_some() || worker.metadata.lock()["kind"] != "worker")
+            workers.iter().all(|worker| {
+                worker.load.receiver_count() > 0
+                    || worker.broken.lock().is_some()
+                    || worker.metadata.lock()["kind"] != "worker"
+            })
         })
         .await;
-        // The report that a subscription begins with is taken before a request can be made.
-        tokio::task::yield_now().await;
+        // The report that a subscription begins with has three tasks to pass before a request is made.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
         gateway
     }
 }
@@ -225,7 +232,13 @@ impl Cluster for FakeCluster {
                     cancel.on_cancel(move || {
                         counted.cancelled.fetch_add(1, Ordering::SeqCst);
                     });
-                    let ask = Ask { generate, body: payload.buffers[0].clone(), timeout: options.timeout, responder, worker: Arc::clone(&worker) };
+                    let ask = Ask {
+                        generate,
+                        body: payload.buffers[0].clone(),
+                        timeout: options.timeout,
+                        responder,
+                        worker: Arc::clone(&worker),
+                    };
                     let task = tokio::spawn((worker.handler)(ask));
                     tokio::spawn(async move {
                         let _ = task.await;
@@ -369,7 +382,8 @@ impl Client {
         let head = String::from_utf8(self.until(b"\r\n\r\n").await.expect("no response")).unwrap();
         let mut lines = head.trim_end().split("\r\n");
         let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
-        let headers = lines.map(|line| line.split_once(": ").unwrap()).map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+        let headers =
+            lines.map(|line| line.split_once(": ").unwrap()).map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
         (status, headers)
     }
     /// The next chunk of a chunked body; `Some(empty)` is the last, `None` a cut.
@@ -379,6 +393,14 @@ impl Client {
         let mut chunk = self.exactly(size + 2).await?;
         chunk.truncate(size);
         Some(chunk)
+    }
+    /// The rest of a chunked body.
+    pub async fn response_body(&mut self) -> String {
+        let mut body = Vec::new();
+        while let Some(chunk) = self.chunk().await.filter(|chunk| !chunk.is_empty()) {
+            body.extend(chunk);
+        }
+        String::from_utf8(body).unwrap()
     }
     pub async fn response(&mut self, has_body: bool) -> Response {
         let (status, headers) = self.head().await;

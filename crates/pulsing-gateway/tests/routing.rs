@@ -1,0 +1,266 @@
+//! Which worker takes a request, and which model names are known.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{CHAT, Client, FakeCluster, FakeWorker, STREAM, get, hello, post, send, text, until};
+use parking_lot::Mutex;
+use pulsing_core::ActorId;
+use pulsing_gateway::{ExternalPicker, Gateway, PickRequest, PolicyKind};
+use serde_json::json;
+use tokio::sync::oneshot;
+
+fn asked(workers: &[Arc<FakeWorker>]) -> Vec<usize> {
+    workers.iter().map(|worker| worker.asked()).collect()
+}
+
+/// Starts streams that stay open until their clients are dropped.
+async fn open(gateway: &Gateway, count: usize) -> Vec<Client> {
+    let mut clients = Vec::new();
+    for _ in 0..count {
+        let mut client = Client::connect(gateway).await;
+        client.post("/v1/chat/completions", STREAM).await;
+        client.head().await;
+        clients.push(client);
+    }
+    clients
+}
+
+async fn hold(ask: common::Ask) {
+    let cancel = ask.responder.cancel_signal().clone();
+    let stream = ask.responder.stream();
+    send(&stream, vec![text("x")]).await;
+    until("cancelled", || cancel.is_cancelled()).await;
+}
+
+#[tokio::test]
+async fn every_policy_uses_every_worker() {
+    for name in ["stream_load", "round_robin", "random", "power_of_two", "consistent_hash", "least_connection"] {
+        let cluster = FakeCluster::new();
+        let workers: Vec<_> = (0..3).map(|_| cluster.worker(hello)).collect();
+        let gateway = cluster.gateway(|config| config.policy = name.parse().unwrap()).await;
+        for user in 0..60 {
+            let body = CHAT.replace("\"model\"", &format!("\"user\":\"u{user}\",\"model\""));
+            assert_eq!(post(&gateway, "/v1/chat/completions", &body).await.status, 200);
+        }
+        let counts = asked(&workers);
+        assert!(counts.iter().all(|count| *count >= 5), "{name}: {counts:?}");
+    }
+    let error = "cache_awful".parse::<PolicyKind>().unwrap_err().to_string();
+    assert!(PolicyKind::NAMES.iter().all(|name| error.contains(name)), "{error}");
+}
+
+#[tokio::test]
+async fn requests_spread_by_load_at_once_even_before_any_report() {
+    for policy in [PolicyKind::StreamLoad, PolicyKind::RoundRobin] {
+        let cluster = FakeCluster::new();
+        let workers: Vec<_> = (0..4).map(|_| cluster.worker(hold)).collect();
+        let gateway = cluster.gateway(|config| config.policy = policy).await;
+        let clients = open(&gateway, 8).await;
+        assert_eq!(asked(&workers), [2, 2, 2, 2], "{policy}");
+        drop(clients);
+    }
+}
+
+#[tokio::test]
+async fn load_that_other_routers_cause_counts_relative_to_capacity() {
+    let cluster = FakeCluster::new();
+    let busy = cluster.worker(hold);
+    let large = cluster.worker(hold);
+    busy.report(|load| load.running = 2);
+    large.report(|load| (load.running, load.capacity) = (4, 100));
+    let gateway = cluster.gateway(|_| {}).await;
+    let _clients = open(&gateway, 6).await;
+    assert_eq!((busy.asked(), large.asked()), (0, 6));
+}
+
+#[tokio::test]
+async fn a_full_worker_is_the_last_choice_but_a_choice() {
+    for name in ["round_robin", "random", "power_of_two", "consistent_hash", "stream_load"] {
+        let cluster = FakeCluster::new();
+        let full = cluster.worker(hello);
+        let free = cluster.worker(hello);
+        full.report(|load| load.waiting = 4);
+        let gateway = cluster.gateway(|config| config.policy = name.parse().unwrap()).await;
+        for _ in 0..10 {
+            post(&gateway, "/v1/chat/completions", CHAT).await;
+        }
+        assert_eq!((full.asked(), free.asked()), (0, 10), "{name}");
+        cluster.remove(&free);
+        let end = std::time::Instant::now() + Duration::from_secs(5);
+        while full.asked() == 0 {
+            assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200, "{name}");
+            assert!(std::time::Instant::now() < end, "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_stays_on_its_worker_and_moves_only_when_that_goes() {
+    let cluster = FakeCluster::new();
+    let workers: Vec<_> = (0..4).map(|_| cluster.worker(hello)).collect();
+    let gateway = cluster.gateway(|config| config.policy = PolicyKind::ConsistentHash).await;
+    let ask = |session: usize| {
+        let gateway = &gateway;
+        async move {
+            let mut client = Client::connect(gateway).await;
+            let head = format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-session-id: s{session}\r\ncontent-length: {}\r\n\r\n{CHAT}",
+                CHAT.len()
+            );
+            client.write(head.as_bytes()).await;
+            assert_eq!(client.response(true).await.status, 200);
+        }
+    };
+    let mut homes = Vec::new();
+    for session in 0..20 {
+        let before = asked(&workers);
+        for _ in 0..3 {
+            ask(session).await;
+        }
+        let after = asked(&workers);
+        let moved: Vec<usize> = (0..4).filter(|at| after[*at] > before[*at]).collect();
+        assert_eq!(moved.len(), 1, "session {session} is on {moved:?}");
+        homes.push(moved[0]);
+    }
+    cluster.remove(&workers[0]);
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while get(&gateway, "/health").await.json()["total_workers"] != 3 {
+        assert!(std::time::Instant::now() < end);
+    }
+    for (session, home) in homes.into_iter().enumerate().filter(|(_, home)| *home != 0) {
+        let before = workers[home].asked();
+        ask(session).await;
+        assert_eq!(workers[home].asked(), before + 1, "session {session} moved without need");
+    }
+}
+
+#[tokio::test]
+async fn model_names_are_the_alias_and_the_workers_own() {
+    let cluster = FakeCluster::new();
+    let tiny = cluster.worker(hello);
+    tiny.report(|load| load.max_model_len = 2048);
+    let gateway = cluster.gateway(|_| {}).await;
+    let other = [("kind", "worker"), ("protocol", "1..1"), ("model", "org/big"), ("state", "ready")];
+    cluster.worker_with("worker", &other, hello);
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    let listed = loop {
+        let listed = get(&gateway, "/v1/models").await.json();
+        if listed["data"].as_array().unwrap().len() == 3 {
+            break listed;
+        }
+        assert!(std::time::Instant::now() < end, "{listed}");
+    };
+    let ids: Vec<&str> = listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["alias", "tiny", "org/big"]);
+    assert_eq!(listed["data"][0]["max_model_len"], 2048);
+    assert!(listed["data"][0]["created"].is_u64() && listed["data"][0]["owned_by"] == "pulsing");
+    for path in ["/v1/models/org/big", "/v1/models/org%2Fbig"] {
+        assert_eq!(get(&gateway, path).await.json()["id"], "org/big");
+    }
+    for (model, expected) in [("alias", 5), ("tiny", 5), ("org/big", 0)] {
+        let before = tiny.asked();
+        for _ in 0..5 {
+            let value = post(&gateway, "/v1/chat/completions", &CHAT.replace("alias", model)).await.json();
+            assert_eq!(value["model"], json!(model), "the name that was asked for comes back");
+        }
+        assert_eq!(tiny.asked() - before, expected, "{model}");
+    }
+    let without = post(&gateway, "/v1/chat/completions", r#"{"model":null,"messages":[{}]}"#).await;
+    assert_eq!((without.status, without.json()["model"].as_str()), (200, Some("alias")));
+}
+
+#[tokio::test]
+async fn a_restarted_worker_takes_requests_as_soon_as_it_is_ready() {
+    let cluster = FakeCluster::new();
+    let first = cluster.worker(hello);
+    let gateway = cluster.gateway(|_| {}).await;
+    first.die();
+    assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 503);
+    cluster.remove(&first);
+    let second = cluster.worker(hello);
+    let end = std::time::Instant::now() + Duration::from_secs(1);
+    while post(&gateway, "/v1/chat/completions", CHAT).await.status != 200 {
+        assert!(std::time::Instant::now() < end, "still avoided");
+    }
+    assert_eq!(second.asked(), 1);
+}
+
+/// Answers as told, and remembers what it was told.
+#[derive(Default)]
+struct Scripted {
+    seen: Mutex<Vec<PickRequest>>,
+    answer: Mutex<Option<Option<ActorId>>>,
+    held: Mutex<Vec<oneshot::Sender<Option<ActorId>>>>,
+}
+
+impl ExternalPicker for Scripted {
+    fn pick(&self, request: PickRequest, answer: oneshot::Sender<Option<ActorId>>) {
+        self.seen.lock().push(request);
+        match *self.answer.lock() {
+            Some(pick) => {
+                let _ = answer.send(pick);
+            }
+            None => self.held.lock().push(answer),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_scheduler_outside_decides_and_a_slow_one_is_passed_over_and_counted() {
+    let cluster = FakeCluster::new();
+    let workers: Vec<_> = (0..3).map(|_| cluster.worker(hello)).collect();
+    let picker = Arc::new(Scripted::default());
+    let plugged = Arc::clone(&picker);
+    let gateway = cluster.gateway(move |config| config.picker = Some(plugged)).await;
+    *picker.answer.lock() = Some(Some(workers[1].id));
+    for _ in 0..5 {
+        post(&gateway, "/v1/chat/completions", CHAT).await;
+    }
+    assert_eq!(asked(&workers), [0, 5, 0]);
+    let seen = picker.seen.lock()[0].clone();
+    assert_eq!((seen.text.as_str(), seen.headers["host"].as_str()), ("hi", "x"));
+
+    for (answer, metric) in [
+        (None, "{reason=\"late\"} 1"),
+        (Some(Some(ActorId(999))), "{reason=\"failed\"} 1"),
+        (Some(None), "{reason=\"failed\"} 1"),
+    ] {
+        *picker.answer.lock() = answer;
+        let started = std::time::Instant::now();
+        assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
+        assert!(started.elapsed() < Duration::from_secs(2));
+        let metrics = get(&gateway, "/metrics").await.body;
+        assert!(metrics.contains(&format!("pulsing_router_scheduler_fallbacks_total{metric}")), "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_count_what_happened_under_labels_no_client_can_invent() {
+    let cluster = FakeCluster::new();
+    cluster.worker(hello);
+    let gateway = cluster.gateway(|_| {}).await;
+    for path in ["/v1/chat/completions", "/x1", "/x2", "/x3"] {
+        post(&gateway, path, CHAT).await;
+    }
+    post(&gateway, "/v1/chat/completions", STREAM).await;
+    post(&gateway, "/v1/completions", r#"{"model":"invented","prompt":"x"}"#).await;
+    let metrics = get(&gateway, "/metrics").await;
+    assert_eq!(metrics.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    for line in [
+        "pulsing_router_requests_total{route=\"chat_completions\",status=\"200\"} 2",
+        "pulsing_router_requests_total{route=\"completions\",status=\"404\"} 1",
+        "pulsing_router_requests_total{route=\"other\",status=\"404\"} 3",
+        "pulsing_router_time_to_first_token_seconds_count 2",
+        "pulsing_router_request_duration_seconds_count 3",
+        "pulsing_router_tokens_total{kind=\"completion\"} 4",
+        "pulsing_router_workers{state=\"ready\"} 1",
+        "pulsing_router_in_flight 0",
+    ] {
+        assert!(metrics.body.contains(line), "{line} in {}", metrics.body);
+    }
+    assert!(!metrics.body.contains("invented") && !metrics.body.contains("x1"));
+}
