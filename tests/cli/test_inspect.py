@@ -1,0 +1,176 @@
+"""`pulsing inspect` shows what nodes answer; when they do not, it says so, exits 1, and prints nothing on stdout."""
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+ROUTER = {"name": "my-llm", "actor_id": "a" * 32, "class": "pulsing.serving.Router", "metadata": {"kind": "router"}}
+WORKER = {
+    "name": "worker",
+    "actor_id": "b" * 32,
+    "class": "pulsing.serving.TransformersWorker",
+    "metadata": {"kind": "worker", "state": "loading", "model": "gpt2"},
+}
+INTERNAL = {"name": "system/core", "actor_id": "c" * 32, "class": "pulsing.core.System", "metadata": {}}
+METRICS = (
+    '# HELP pulsing_actors x\npulsing_actors{node_id="1"} 2\npulsing_cluster_members{node_id="1",state="alive"} 3\n'
+)
+
+
+class Node:
+    """Answers like a node whose documents the test sets."""
+
+    def __init__(self) -> None:
+        node = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                document = node.documents.get(self.path)
+                text = document if isinstance(document, str) else json.dumps(document)
+                self.send_response(404 if document is None else 200)
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.addr = f"127.0.0.1:{self.server.server_port}"
+        self.documents: dict[str, Any] = {}
+
+    def member(self, *, me: bool, state: str = "alive") -> dict[str, Any]:
+        return {"node_id": f"{self.server.server_port:032x}", "addr": self.addr, "state": state, "me": me}
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[Node, Node]]:
+    """Two nodes of one cluster: the first has the Router and an internal actor, the second the Worker."""
+    one, two = Node(), Node()
+    gone = {"node_id": "d" * 32, "addr": "127.0.0.1:1", "state": "down", "me": False}
+    one.documents = {
+        "/cluster/members": [one.member(me=True), two.member(me=False), gone],
+        "/actors": {
+            "node_id": f"{one.server.server_port:032x}",
+            "addr": one.addr,
+            "local": [{**ROUTER, "public": True, "internal": False}, {**INTERNAL, "public": False, "internal": True}],
+            "cluster": [{**ROUTER, "node_id": "1", "addr": one.addr}, {**WORKER, "node_id": "2", "addr": two.addr}],
+        },
+        "/metrics": METRICS,
+    }
+    two.documents = {
+        "/cluster/members": [one.member(me=False), two.member(me=True)],
+        "/actors": {
+            "node_id": f"{two.server.server_port:032x}",
+            "addr": two.addr,
+            "local": [
+                {**WORKER, "public": True, "internal": False, "metadata": {**WORKER["metadata"], "state": "ready"}}
+            ],
+            "cluster": [],
+        },
+        "/metrics": METRICS,
+    }
+    threads = [threading.Thread(target=node.server.serve_forever, args=(0.01,)) for node in (one, two)]
+    for thread in threads:
+        thread.start()
+    yield one, two
+    for node, thread in zip((one, two), threads, strict=True):
+        node.server.shutdown()
+        node.server.server_close()
+        thread.join()
+
+
+Pulsing = Callable[..., Any]
+
+
+def test_cluster(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
+    done = pulsing("inspect", "cluster", "--seeds", f"127.0.0.1:1,{nodes[0].addr}")
+    assert done.code == 0
+    assert "3 nodes (2 alive, 1 down)" in done.out
+    assert nodes[1].addr in done.out
+    listing = json.loads(pulsing("inspect", "cluster", "--seeds", nodes[0].addr, "--json-output").out)
+    assert [member["state"] for member in listing] == ["alive", "alive", "down"]
+
+
+def test_actors_of_one_node(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
+    done = pulsing("inspect", "actors", "--endpoint", nodes[0].addr)
+    assert done.code == 0
+    assert "2 actors under 2 names" in done.out
+    assert "loading" in done.out
+    assert "system/core" not in done.out
+    assert "system/core" in pulsing("inspect", "actors", "--endpoint", nodes[0].addr, "--all_actors", "True").out
+    assert "kind=worker" in pulsing("inspect", "actors", "--endpoint", nodes[0].addr, "--detailed").out
+
+
+def test_actors_of_all_nodes_are_told_by_their_own(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
+    rows = json.loads(pulsing("inspect", "actors", "--seeds", nodes[0].addr, "--json_output", "True").out)
+    assert [(row["name"], row["metadata"].get("state")) for row in rows] == [("my-llm", None), ("worker", "ready")]
+    only = json.loads(pulsing("inspect", "actors", "--seeds", nodes[0].addr, "--json", "--filter", "TRANSFORMERS").out)
+    assert [row["name"] for row in only] == ["worker"]
+    cut = pulsing("inspect", "actors", "--seeds", nodes[0].addr, "--top", "1")
+    assert "... and 1 more" in cut.out
+
+
+def test_metrics(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
+    values = json.loads(pulsing("inspect", "metrics", "--seeds", nodes[0].addr, "--json_output").out)
+    assert values[nodes[1].addr] == {"pulsing_actors": 2.0, 'pulsing_cluster_members{state="alive"}': 3.0}
+    assert "# HELP" in pulsing("inspect", "metrics", "--seeds", nodes[0].addr, "--raw").out
+    assert "pulsing_actors" in pulsing("inspect", "metrics", "--seeds", nodes[0].addr).out
+
+
+def test_watch_prints_differences(pulsing: Pulsing, nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(_: float) -> None:
+        nodes[0].documents["/cluster/members"] = [nodes[0].member(me=True), nodes[1].member(me=False, state="suspect")]
+
+    monkeypatch.setattr("pulsing.cli._inspect.time.sleep", later)
+    done = pulsing("inspect", "watch", "--seeds", nodes[0].addr, "--max_rounds", "2", "--kind", "cluster")
+    assert done.code == 0
+    assert "alive -> suspect" in done.out
+    assert "- node 127.0.0.1:1" in done.out
+
+
+def test_a_silent_member_is_a_failure_unless_asked_otherwise(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
+    lost = {"node_id": "e" * 32, "addr": "127.0.0.1:1", "state": "alive", "me": False}
+    nodes[0].documents["/cluster/members"] = [nodes[0].member(me=True), lost]
+    done = pulsing("inspect", "actors", "--seeds", nodes[0].addr)
+    assert (done.code, done.out) == (1, "")
+    assert "1 of 2 nodes do not answer" in done.err
+    effort = pulsing("inspect", "actors", "--seeds", nodes[0].addr, "--best_effort")
+    assert effort.code == 0
+    assert "my-llm" in effort.out
+    assert "127.0.0.1:1" in effort.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["inspect", "cluster", "--seeds", "127.0.0.1:1"], 1, "cannot connect to 127.0.0.1:1"),
+        (["inspect", "cluster"], 2, "give --seeds"),
+        (["inspect", "cluster", "--seeds", ","], 2, "give --seeds"),
+        (["inspect", "actors"], 2, "give --endpoint"),
+        (["inspect", "actors", "--endpoint", "a", "--seeds", "b"], 2, "not both"),
+        (["inspect", "watch", "--seeds", "a", "--kind", "metrics"], 2, "all, cluster or actors"),
+        (["inspect", "actors", "--endpoint", "127.0.0.1:1", "--timeout", "x"], 2, "--timeout"),
+        (["inspect"], 2, "a command is missing"),
+        (["inspect", "nodes"], 2, "Commands: cluster"),
+    ],
+)
+def test_failures(pulsing: Pulsing, argv: list[str], code: int, words: str) -> None:
+    done = pulsing(*argv)
+    assert (done.code, done.out) == (code, "")
+    assert words in done.err
+
+
+def test_something_else_behind_the_port(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
+    nodes[0].documents["/cluster/members"] = "<html>"
+    done = pulsing("inspect", "cluster", "--seeds", nodes[0].addr)
+    assert (done.code, done.out) == (1, "")
+    assert "does not answer as a Pulsing node" in done.err
+    nodes[0].documents.clear()
+    done = pulsing("inspect", "cluster", "--seeds", nodes[0].addr)
+    assert (done.code, done.out) == (1, "")
+    assert "answers 404" in done.err
