@@ -28,7 +28,8 @@ pub trait ExternalPicker: Send + Sync + 'static {
 }
 
 /// A picker that is an actor: it gets JSON `{"requests": [{"text", "headers"}, ...]}` and answers
-/// `{"picks": [actor id or null, ...]}`. Questions that arrive while a batch is out travel together in the next.
+/// `{"picks": [actor id or null, ...]}`; null leaves it to the policy, anything else that is no id is a failure. Questions
+/// that arrive while a batch is out travel together in the next.
 #[derive(Clone)]
 pub struct ActorPicker(Arc<Inner>);
 
@@ -85,19 +86,26 @@ impl Inner {
                 std::mem::take(&mut queue.waiting)
             };
             let picks = self.ask(batch.iter().map(|(request, _)| request).collect()).await;
-            // Without picks the senders drop, which the gateway counts as a failed scheduler.
+            // A sender that drops unanswered is what the gateway counts as a failed scheduler.
             for ((_, answer), pick) in batch.into_iter().zip(picks) {
-                let _ = answer.send(pick);
+                if let Some(pick) = pick {
+                    let _ = answer.send(pick);
+                }
             }
         }
     }
 
-    async fn ask(&self, requests: Vec<&PickRequest>) -> Vec<Option<ActorId>> {
+    /// One entry a request: `None` where the scheduler failed.
+    async fn ask(&self, requests: Vec<&PickRequest>) -> Vec<Option<Option<ActorId>>> {
         let Ok(head) = serde_json::to_vec(&Batch { requests }) else { return Vec::new() };
         let options = CallOptions { timeout: Some(self.limit), ..CallOptions::default() };
         match self.cluster.call(self.target, Payload::new(Codec::JSON, head), options).await {
             Ok(Reply::Value(reply)) => match serde_json::from_slice::<Picks>(&reply.head) {
-                Ok(reply) => reply.picks.into_iter().map(|pick| pick.and_then(|id| id.parse().ok())).collect(),
+                Ok(reply) => reply
+                    .picks
+                    .into_iter()
+                    .map(|pick| pick.map(|id| id.parse().ok()).map_or(Some(None), |id| id.map(Some)))
+                    .collect(),
                 Err(error) => {
                     tracing::warn!(%error, "the scheduler's answer cannot be read");
                     Vec::new()

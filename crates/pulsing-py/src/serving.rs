@@ -13,6 +13,7 @@ pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<messages::LoadReport>()?;
     m.add_class::<messages::Description>()?;
     m.add_class::<gateway::Gateway>()?;
+    m.add_class::<gateway::WorkerPicker>()?;
     m.add_function(wrap_pyfunction!(messages::encode_deltas, m)?)?;
     m.add_function(wrap_pyfunction!(messages::decode_deltas, m)?)?;
     m.add_function(wrap_pyfunction!(messages::encode_request, m)?)?;

@@ -85,6 +85,10 @@ impl Snapshot {
             None => self.models.iter().any(|(name, _)| name == model).then(Arc::default),
         }
     }
+    /// Ready Workers for the alias.
+    pub fn ready(&self) -> Arc<[Arc<Worker>]> {
+        Arc::clone(&self.alias)
+    }
     /// Every Worker, in whatever state.
     pub fn all(&self) -> &[Arc<Worker>] {
         &self.all

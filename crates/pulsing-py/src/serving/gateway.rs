@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pulsing_core::{ActorId, Error, NodeId, Target};
+use pulsing_gateway::policy::{Hints, Policy};
+use pulsing_gateway::pool::{Pool, Worker};
 use pulsing_gateway::{ActorPicker, ExternalPicker, GatewayConfig, GatewayError, PolicyKind};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -127,4 +130,55 @@ pub(crate) fn start_gateway(
         Ok(build)
     });
     Ok(())
+}
+
+/// Chooses Workers the way a Router does, for schedulers in Python: the same pool, the same pushed load, the same policies.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct WorkerPicker {
+    pool: Arc<Pool>,
+    kind: PolicyKind,
+    policy: Mutex<Arc<dyn Policy>>,
+}
+
+#[pymethods]
+impl WorkerPicker {
+    /// Watches `worker_name` on `system` until `close`.
+    #[new]
+    fn new(system: &System, worker_name: &str, scheduler_type: &str) -> PyResult<Self> {
+        check_fork()?;
+        let kind = policy(scheduler_type)?;
+        let runtime = system.runtime();
+        let _guard = runtime.enter();
+        // No client ever names a model here, so no alias is needed.
+        let pool = Pool::start(Arc::new(system.core()), worker_name, "");
+        Ok(Self { pool, kind, policy: Mutex::new(kind.build().into()) })
+    }
+    /// `(node id, actor id)` of a ready worker, or None. `key` ties requests of one conversation together.
+    #[pyo3(signature = (key = None))]
+    fn pick(&self, key: Option<&str>) -> Option<(String, String)> {
+        let ready = self.pool.snapshot().ready();
+        if ready.is_empty() {
+            return None;
+        }
+        let policy = Arc::clone(&self.policy.lock());
+        let target = ready.get(policy.pick(&ready, Hints { affinity: key }))?.target();
+        Some((target.node.to_string(), target.actor.to_string()))
+    }
+    /// Every worker as `(node id, actor id, state, load, capacity)`.
+    fn workers(&self) -> Vec<(String, String, &'static str, u32, u32)> {
+        let row = |worker: &Arc<Worker>| {
+            let target = worker.target();
+            let state = worker.state().name();
+            (target.node.to_string(), target.actor.to_string(), state, worker.load(), worker.capacity())
+        };
+        self.pool.snapshot().all().iter().map(row).collect()
+    }
+    /// Forgets whose turn it is.
+    fn reset(&self) {
+        *self.policy.lock() = self.kind.build().into();
+    }
+    /// Stops watching.
+    fn close(&self) {
+        self.pool.stop();
+    }
 }
