@@ -1,0 +1,97 @@
+"""The actor runtime: actors, proxies, messages, systems."""
+
+from pulsing.core._actor import Actor
+from pulsing.core._config import SystemConfig
+from pulsing.core._dispatch import blocking, serial
+from pulsing.core._global import (
+    actor_system,
+    get_system,
+    init,
+    is_initialized,
+    mount,
+    refer,
+    resolve,
+    shutdown,
+    spawn,
+    unmount,
+)
+from pulsing.core._ids import ActorId, NodeId
+from pulsing.core._inbound import InboundCall
+from pulsing.core._proxy import ActorProxy, as_any
+from pulsing.core._refs import ActorRef
+from pulsing.core._remote import ActorClass, remote
+from pulsing.core._service import (
+    PYTHON_ACTOR_SERVICE_NAME,
+    PythonActorService,
+    PythonActorServiceProxy,
+    SystemActorProxy,
+    get_python_actor_service,
+    get_system_actor,
+)
+from pulsing.core._system import ActorSystem
+from pulsing.core.helpers import (
+    DEFAULT_ASK_TIMEOUT,
+    ask_with_timeout,
+    get_metrics,
+    get_node_info,
+    health_check,
+    list_actors,
+    ping,
+    run_until_signal,
+    spawn_and_run,
+    tell_with_timeout,
+)
+from pulsing.core.messaging import Message, StreamMessage, StreamReader, StreamWriter
+from pulsing.exceptions import PulsingActorError, PulsingError, PulsingRuntimeError
+
+RemoteClass = ActorClass
+
+__all__ = [
+    "DEFAULT_ASK_TIMEOUT",
+    "PYTHON_ACTOR_SERVICE_NAME",
+    "Actor",
+    "ActorClass",
+    "ActorId",
+    "ActorProxy",
+    "ActorRef",
+    "ActorSystem",
+    "InboundCall",
+    "Message",
+    "NodeId",
+    "PulsingActorError",
+    "PulsingError",
+    "PulsingRuntimeError",
+    "PythonActorService",
+    "PythonActorServiceProxy",
+    "RemoteClass",
+    "StreamMessage",
+    "StreamReader",
+    "StreamWriter",
+    "SystemActorProxy",
+    "SystemConfig",
+    "actor_system",
+    "as_any",
+    "ask_with_timeout",
+    "blocking",
+    "get_metrics",
+    "get_node_info",
+    "get_python_actor_service",
+    "get_system",
+    "get_system_actor",
+    "health_check",
+    "init",
+    "is_initialized",
+    "list_actors",
+    "mount",
+    "ping",
+    "refer",
+    "remote",
+    "resolve",
+    "run_until_signal",
+    "serial",
+    "shutdown",
+    "spawn",
+    "spawn_and_run",
+    "tell_with_timeout",
+    "unmount",
+]

@@ -1,0 +1,109 @@
+"""The base class of raw actors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC
+from collections.abc import Callable
+from typing import Any
+
+from pulsing.core._dispatch import OP_CALL
+from pulsing.core._ids import ActorId
+from pulsing.exceptions import PulsingRuntimeError, PulsingUnsupportedError
+
+_log = logging.getLogger("pulsing")
+
+
+class _Delayed:
+    """`self.delayed(seconds)`: its attributes are the actor's methods, called later, as `tell`."""
+
+    __slots__ = ("_actor", "_delay")
+
+    def __init__(self, actor: Any, delay: float) -> None:
+        self._actor = actor
+        self._delay = delay
+
+    def __getattr__(self, name: str) -> Callable[..., asyncio.Task[None]]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        cell = cell_of(self._actor)
+        if name not in cell.methods:
+            raise AttributeError(f"actor {cell.label} has no method {name!r}")
+        delay = self._delay
+
+        def schedule(*args: Any, **kwargs: Any) -> asyncio.Task[None]:
+            async def later() -> None:
+                await asyncio.sleep(delay)
+                await cell.system.ref_of(cell)._tell(OP_CALL, name, args, kwargs)
+
+            return cell.system.background(later())
+
+        return schedule
+
+
+def delayed(self: Any, delay: float) -> Any:
+    """Calls one of the actor's own methods after `delay` seconds: ``task = self.delayed(2.0).tick()``.
+
+    The message goes through the mailbox like any other. `task.cancel()` takes it back.
+    """
+    if delay < 0:
+        raise ValueError(f"delayed({delay}): expected seconds, 0 or more")
+    return _Delayed(self, delay)
+
+
+def cell_of(actor: Any) -> Any:
+    """The running actor behind an instance.
+
+    Raises:
+        PulsingRuntimeError: The instance is not spawned.
+    """
+    cell = getattr(actor, "_pulsing_cell", None)
+    if cell is None:
+        raise PulsingRuntimeError(f"this {type(actor).__name__} is not running as an actor: spawn it first")
+    return cell
+
+
+class Actor(ABC):  # noqa: B024 - receive is optional: an actor may offer methods only
+    """An actor that takes messages in `receive`, and calls of its public methods.
+
+    All but `receive` and the hooks below are called through a proxy, as with ``@pul.remote``.
+    """
+
+    async def receive(self, msg: Any) -> Any:
+        """Handles one message; what it returns is the answer. May be sync, or return a generator to answer with a stream.
+
+        Raises:
+            PulsingUnsupportedError: The class does not override it.
+        """
+        methods = ", ".join(sorted(cell_of(self).methods)) or "none"
+        raise PulsingUnsupportedError(
+            f"{type(self).__qualname__} takes no messages: it has no receive(). Its methods: {methods}"
+        )
+
+    def on_start(self, actor_id: ActorId) -> Any:
+        """Runs before the first message; may be async. What it raises, `spawn` raises."""
+
+    def on_stop(self) -> Any:
+        """Runs after the last message; may be async."""
+
+    def metadata(self) -> dict[str, str]:
+        """What is published with the name (1 KB in all); read once, at the start."""
+        return {}
+
+    def delayed(self, delay: float) -> Any:
+        """Calls one of the actor's own methods after `delay` seconds: ``self.delayed(2.0).tick()``.
+
+        Returns an object with the actor's methods; each returns the task that will send the message.
+        """
+        return delayed(self, delay)
+
+    def set_metadata(self, **values: str) -> None:
+        """Replaces published metadata keys, at any time; without effect before the actor is spawned.
+
+        Raises:
+            ConfigError: More than 1 KB in all.
+        """
+        cell = getattr(self, "_pulsing_cell", None)
+        if cell is not None:
+            cell.system.set_metadata(cell, values)

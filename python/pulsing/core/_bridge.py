@@ -1,0 +1,119 @@
+"""The queue between one event loop and Rust: one reader callback, one table of who waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+from pulsing import _core
+from pulsing.core._errors import from_core
+
+VALUE, ERROR, STREAM_START, ITEM, END, INBOUND, CANCELLED, CREDIT, DONE, CHANGED = range(10)
+
+Event = tuple[Any, ...]
+Handler = Callable[[Event], None]
+
+_log = logging.getLogger("pulsing")
+
+
+class LoopBridge:
+    """Delivers Rust's events on one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.core = _core.Bridge()
+        self.handlers: dict[int, Handler] = {}
+        self.closers: list[Callable[[], Awaitable[None]]] = []
+        self.closed = False
+        self._sentinel: AsyncGenerator[None, None] | None = None
+        loop.add_reader(self.core.fileno(), self._drain)
+        self._watch_loop_end()
+
+    def token(self, handler: Handler) -> int:
+        """A fresh token whose events go to `handler`, until `forget`."""
+        token = self.core.token()
+        self.handlers[token] = handler
+        return token
+
+    def forget(self, token: int) -> None:
+        """Drops what waits for `token`; later events for it are ignored."""
+        self.handlers.pop(token, None)
+
+    async def run(self, start: Callable[[int], None]) -> Any:
+        """Starts an operation that reports to a token, and returns its result."""
+        future: asyncio.Future[Any] = self.loop.create_future()
+
+        def done(event: Event) -> None:
+            self.forget(event[1])
+            if future.done():
+                return
+            if event[0] == ERROR:
+                future.set_exception(from_core(event[2]))
+            else:
+                future.set_result(event[2])
+
+        token = self.token(done)
+        try:
+            start(token)
+            return await future
+        finally:
+            self.forget(token)
+
+    def close(self) -> None:
+        """The loop ends: nothing is delivered any more."""
+        if self.closed:
+            return
+        self.closed = True
+        _bridges.pop(id(self.loop), None)
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self.core.fileno())
+        self.core.close()
+        self.handlers.clear()
+
+    def _drain(self) -> None:
+        handlers = self.handlers
+        for event in self.core.drain():
+            handler = handlers.get(event[1])
+            if handler is None:
+                continue
+            try:
+                handler(event)
+            except Exception:
+                _log.exception("internal error while delivering event %r", event[:2])
+
+    def _watch_loop_end(self) -> None:
+        # A loop has no hook for its end, but `asyncio.run` closes the asynchronous generators that began in it, ours last
+        # of all users' tasks: that is when systems which nobody shut down leave the cluster.
+        async def sentinel() -> AsyncGenerator[None, None]:
+            try:
+                yield
+            finally:
+                for closer in list(self.closers):
+                    try:
+                        await closer()
+                    except Exception:
+                        _log.exception("could not shut down an actor system at the end of its loop")
+                self.close()
+
+        self._sentinel = sentinel()
+        try:
+            self._sentinel.asend(None).send(None)
+        except StopIteration:
+            pass
+
+
+_bridges: dict[int, LoopBridge] = {}
+
+
+def bridge_of(loop: asyncio.AbstractEventLoop) -> LoopBridge:
+    """The bridge of the running loop, made at its first use."""
+    bridge = _bridges.get(id(loop))
+    if bridge is not None and bridge.loop is loop and not bridge.closed:
+        return bridge
+    for other in list(_bridges.values()):
+        if other.loop.is_closed():
+            other.close()
+    bridge = _bridges[id(loop)] = LoopBridge(loop)
+    return bridge

@@ -1,0 +1,83 @@
+"""What a system is started with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from pulsing.exceptions import ConfigError
+
+DEFAULT_TIMEOUT = 30.0
+"""Seconds a call waits for its first answer (R5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemConfig:
+    """Settings of one node. Every one but the security has a default that works on one machine.
+
+    Args:
+        addr: ``host:port`` to listen on; None: a free port on the interface that reaches the first seed.
+        seeds: ``host:port`` of nodes to join; none: this is the first node.
+        cluster: Name of the cluster; nodes of another name are refused.
+        passphrase: Secret of the cluster: mutual TLS between all who know it.
+        insecure: Take plaintext peers from other hosts without proof; needed on both sides.
+        secret_file: File of the per-user secret that peers on one host prove; None: the default place.
+        join_timeout: Seconds to wait for the seeds; None for ever.
+        observe: Answer observers on the node's port.
+        default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
+        max_message: Largest message accepted from a peer, in bytes; None: 4 GiB.
+    """
+
+    addr: str | None = None
+    seeds: tuple[str, ...] = ()
+    cluster: str = "default"
+    passphrase: str | None = field(default=None, repr=False)
+    insecure: bool = False
+    secret_file: str | None = None
+    join_timeout: float | None = 10.0
+    observe: bool = True
+    default_timeout: float | None = DEFAULT_TIMEOUT
+    max_message: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seeds, str):
+            raise ConfigError(f"seeds={self.seeds!r}: expected a list of host:port, as in seeds=[{self.seeds!r}]")
+        object.__setattr__(self, "seeds", tuple(self.seeds or ()))
+        for name in ("join_timeout", "default_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name}={value}: expected seconds above 0, or None for ever")
+        if self.passphrase is not None and self.insecure:
+            raise ConfigError("passphrase and insecure=True exclude each other: a cluster has a secret, or it has none")
+
+    @classmethod
+    def standalone(cls) -> Self:
+        """A node of its own on this host."""
+        return cls(addr="127.0.0.1:0")
+
+    @classmethod
+    def with_addr(cls, addr: str) -> Self:
+        """A node that listens on `addr`, ``host:port``."""
+        return cls(addr=addr)
+
+    def with_seeds(self, seeds: Sequence[str]) -> Self:
+        """The same, joining `seeds`."""
+        return dataclasses.replace(self, seeds=tuple(seeds))
+
+    def with_passphrase(self, passphrase: str) -> Self:
+        """The same, with a secret."""
+        return dataclasses.replace(self, passphrase=passphrase)
+
+    def with_head_node(self) -> Self:
+        """The same: any node can be the seed of others, so that there is no special one."""
+        return self
+
+    def with_head_addr(self, addr: str) -> Self:
+        """The same, joining `addr`."""
+        return dataclasses.replace(self, seeds=(*self.seeds, addr))
+
+    def is_tls_enabled(self) -> bool:
+        """Whether traffic is encrypted."""
+        return self.passphrase is not None

@@ -1,0 +1,179 @@
+"""One message on its way through an actor: its deadline, its cancellation, its one answer (R1, R5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from pulsing.core._dispatch import MethodSpec
+from pulsing.core._errors import refuse_as
+from pulsing.core._reply import Reply
+from pulsing.exceptions import PulsingTimeoutError
+
+if TYPE_CHECKING:
+    from pulsing.core._cell import Cell
+
+WAITING, RUNNING, DONE = range(3)
+
+
+class Delivery:
+    """A message, from its arrival to its answer.
+
+    Args:
+        loop: The actor's loop.
+        spec: How its handler runs.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        reply: Where the answer goes.
+        sender: Raw id of the calling actor.
+        chain: Raw ids of actors whose exclusive slot the chain of calls holds.
+        deadline: Loop time at which the caller stops waiting; None for ever.
+        limit: The whole limit in seconds, for messages.
+        trace: W3C ``traceparent``.
+        no_wait: Refuse instead of waiting in a full mailbox.
+        one_way: Nobody waits for the answer.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_loop",
+        "_timer",
+        "args",
+        "cancel_reason",
+        "cell",
+        "chain",
+        "deadline",
+        "kwargs",
+        "limit",
+        "no_wait",
+        "on_end",
+        "one_way",
+        "reply",
+        "sender",
+        "spec",
+        "state",
+        "task",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        spec: MethodSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        reply: Reply,
+        *,
+        sender: bytes | None = None,
+        chain: tuple[bytes, ...] = (),
+        deadline: float | None = None,
+        limit: float | None = None,
+        trace: str | None = None,
+        no_wait: bool = False,
+        one_way: bool = False,
+    ) -> None:
+        self._loop = loop
+        self.spec = spec
+        self.args = args
+        self.kwargs = kwargs
+        self.reply = reply
+        self.sender = sender
+        self.chain = chain
+        self.deadline = deadline
+        self.limit = limit
+        self.trace = trace
+        self.no_wait = no_wait
+        self.one_way = one_way
+        self.state = WAITING
+        self.cell: Cell | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.cancel_reason: BaseException | None = None
+        self.on_end: Callable[[], None] | None = None
+        """Called once, when nothing may follow."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._accepted: asyncio.Future[None] | None = None
+
+    def value(self, value: Any) -> None:
+        """Answers with a value."""
+        if self.state != DONE:
+            self.finish()
+            self.reply.value(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Answers with an error, or fails the stream that has begun."""
+        if self.state != DONE:
+            self.finish()
+            self.reply.error(error)
+
+    def finish(self) -> None:
+        """Nothing may follow."""
+        self.state = DONE
+        self.disarm()
+        self.admitted()
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+
+    def arm(self) -> None:
+        """Starts the clock, if there is a deadline and it does not run already."""
+        if self.deadline is not None and self._timer is None and self.state != DONE:
+            self._timer = self._loop.call_at(self.deadline, self._expire)
+
+    def disarm(self) -> None:
+        """Stops the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.deadline = None
+
+    def expired(self) -> bool:
+        """Answers with the deadline error if the deadline has passed."""
+        if self.deadline is None or self._loop.time() < self.deadline:
+            return False
+        self._expire()
+        return True
+
+    def _expire(self) -> None:
+        self._timer = None
+        actor = self.cell.label if self.cell is not None else "an actor"
+        what = f"{actor}.{self.spec.name}"
+        limit = self.limit or 0.0
+        error = refuse_as(PulsingTimeoutError(what, round(limit * 1000)), "timeout", what, limit)
+        self.cancel(error)
+
+    def cancel(self, reason: BaseException) -> None:
+        """Ends the message, started or not; `reason` is what its caller gets."""
+        if self.state == DONE:
+            return
+        waiting = self.state == WAITING
+        self.cancel_reason = reason
+        self.fail(reason)
+        if waiting:
+            if self.cell is not None:
+                self.cell.forget(self)
+        elif self.task is not None:
+            self.task.cancel()
+
+    def abandon(self) -> Awaitable[None] | None:
+        """The caller has gone. Returns what to await for the handler's end."""
+        from pulsing.core._cell import stopped
+
+        if self.cell is None or self.state == DONE:
+            return None
+        self.cancel(stopped(self.cell))
+        return _ended(self.task) if self.task is not None and self.task is not asyncio.current_task() else None
+
+    def admitted(self) -> None:
+        """There was room in the mailbox."""
+        if self._accepted is not None and not self._accepted.done():
+            self._accepted.set_result(None)
+
+    def acceptance(self) -> asyncio.Future[None]:
+        """Done when the message has a place in the mailbox, or has ended."""
+        self._accepted = self._loop.create_future()
+        return self._accepted
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])

@@ -1,0 +1,99 @@
+"""Rust errors as exceptions, and exceptions as what travels in their place."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from pulsing import exceptions as ex
+
+_SIMPLE: dict[str, type[ex.PulsingRuntimeError]] = {
+    "actor_not_found": ex.ActorNotFoundError,
+    "mailbox_full": ex.MailboxFull,
+    "name_taken": ex.NameTakenError,
+    "invalid_name": ex.InvalidNameError,
+    "name_not_found": ex.NameNotFoundError,
+    "node_not_found": ex.NodeNotFoundError,
+    "connect_failed": ex.ConnectFailedError,
+    "connection_lost": ex.ConnectionLostError,
+    "refused": ex.RefusedError,
+    "cancelled": ex.CallCancelledError,
+    "deadlock": ex.DeadlockError,
+    "too_large": ex.TooLargeError,
+    "bind": ex.BindError,
+    "join_failed": ex.JoinError,
+    "invalid_address": ex.ConfigError,
+    "invalid_id": ex.ConfigError,
+    "config": ex.ConfigError,
+    "protocol": ex.ProtocolError,
+    "shut_down": ex.SystemShutDownError,
+}
+
+_PICKLE_5 = b"\x80\x05"
+
+
+def from_core(error: tuple[str, str, dict[str, Any], str]) -> BaseException:
+    """The exception for `_core`'s ``(kind, message, fields, state)``."""
+    kind, message, fields, state = error
+    if kind == "app":
+        return _rebuild(fields)
+    result: ex.PulsingError
+    if kind == "actor_stopped":
+        result = ex.ActorStoppedError(message, fields.get("actor"))
+    elif kind == "timeout":
+        result = ex.PulsingTimeoutError(fields["what"], round(fields["after"] * 1000))
+    else:
+        result = _SIMPLE.get(kind, ex.PulsingRuntimeError)(message)
+    result.state_changed = state
+    return result
+
+
+def to_refusal(error: BaseException) -> tuple[str, str, float] | None:
+    """Arguments for `InboundCall.refuse` if `error` is the runtime's own and not a handler's."""
+    detail = getattr(error, "pulsing_refusal", None)
+    return detail if isinstance(detail, tuple) else None
+
+
+def refuse_as(error: ex.PulsingError, kind: str, detail: str = "", number: float = 0.0) -> ex.PulsingError:
+    """Marks `error` as the runtime's own, to travel as Rust's variant `kind`."""
+    error.pulsing_refusal = (kind, detail, number)  # type: ignore[attr-defined]
+    return error
+
+
+def encode(error: BaseException) -> tuple[str, str, int, bytes, str]:
+    """``(type_name, message, code, data, traceback)`` of a handler's exception; data is empty if it cannot be pickled."""
+    from pulsing.core._pickle import dumps_whole
+
+    kind = type(error)
+    text = "".join(traceback.format_exception(error))
+    try:
+        data = dumps_whole(error)
+    except Exception:  # noqa: BLE001 - whatever the object's own pickling raises
+        data = b""
+    code = error.code if isinstance(error, ex.PulsingBusinessError) else 0
+    return f"{kind.__module__}.{kind.__qualname__}", str(error), code, data, text
+
+
+def _rebuild(fields: dict[str, Any]) -> BaseException:
+    from pulsing.core._pickle import loads
+
+    error: BaseException | None = None
+    data: bytes = fields["data"]
+    if data.startswith(_PICKLE_5):
+        try:
+            loaded = loads(data)
+        except Exception:  # noqa: BLE001 - a class that is unknown here, or whose constructor wants other arguments
+            loaded = None
+        # A foreign SystemExit or KeyboardInterrupt must not end this process.
+        if isinstance(loaded, Exception):
+            error = loaded
+    if error is None:
+        error = unknown = ex.PulsingActorError(f"{fields['type_name']}: {fields['message']}")
+        unknown.type_name = fields["type_name"]
+        unknown.code = fields["code"]
+        unknown.data = data
+    if isinstance(error, ex.PulsingActorError):
+        error.remote_traceback = fields["traceback"]
+    if fields["traceback"]:
+        error.__cause__ = ex.RemoteTraceback(fields["traceback"])
+    return error

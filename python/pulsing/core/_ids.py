@@ -1,0 +1,109 @@
+"""Identifiers: 128 random bits, printed as 32 hexadecimal digits everywhere."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Self
+
+from pulsing.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    import uuid
+
+_SIZE = 16
+
+
+class _Id:
+    __slots__ = ("raw",)
+    raw: bytes
+    """The 16 bytes, big-endian, as they travel in frames."""
+
+    def __init__(self, value: int | str | bytes) -> None:
+        if isinstance(value, int):
+            if not 0 <= value < 1 << 128:
+                raise ConfigError(f"{value} is no {type(self).__name__}: 0 <= id < 2**128")
+            raw = value.to_bytes(_SIZE, "big")
+        elif isinstance(value, str):
+            digits = value.replace("-", "")
+            if len(digits) == 2 * _SIZE:
+                try:
+                    raw = bytes.fromhex(digits)
+                except ValueError:
+                    raw = b""
+            elif digits.isdecimal() and int(digits) < 1 << 128:
+                raw = int(digits).to_bytes(_SIZE, "big")
+            else:
+                raw = b""
+            if len(raw) != _SIZE:
+                raise ConfigError(
+                    f"{value!r} is no {type(self).__name__}: expected 32 hexadecimal digits, or a decimal number"
+                )
+        else:
+            raw = bytes(value)
+            if len(raw) != _SIZE:
+                raise ConfigError(f"a {type(self).__name__} has {_SIZE} bytes, not {len(raw)}")
+        object.__setattr__(self, "raw", raw)
+
+    @classmethod
+    def from_str(cls, text: str) -> Self:
+        """The id that `str` of it printed; 32 hexadecimal digits, dashes allowed, or a decimal number.
+
+        Raises:
+            ConfigError: The text is no id. (It is a ValueError.)
+        """
+        return cls(text)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """A fresh random id."""
+        return cls(os.urandom(_SIZE))
+
+    @property
+    def id(self) -> int:
+        """The id as a number."""
+        return int.from_bytes(self.raw, "big")
+
+    def uuid(self) -> uuid.UUID:
+        """The id as a UUID."""
+        import uuid
+
+        return uuid.UUID(bytes=self.raw)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} cannot be changed")
+
+    def __str__(self) -> str:
+        return self.raw.hex()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.raw.hex()})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.raw == other.raw  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[bytes]]:
+        return type(self), (self.raw,)
+
+
+class ActorId(_Id):
+    """One incarnation of one actor: a respawned actor has a new id."""
+
+    __slots__ = ()
+
+
+class NodeId(_Id):
+    """One run of one process: a restarted node has a new id."""
+
+    __slots__ = ()
+
+    @classmethod
+    def local(cls) -> Self:
+        """The id that stands for "this node", whichever that is; `str` of it is 32 zeros."""
+        return cls(0)
+
+    def is_local(self) -> bool:
+        """True for the id that stands for this node."""
+        return not any(self.raw)

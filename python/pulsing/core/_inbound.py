@@ -1,0 +1,247 @@
+"""Calls that come through Rust, from another node or from Rust in this process, on their way to an actor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pulsing import _core
+from pulsing.core._cell import STOPPED, Cell, stopped
+from pulsing.core._delivery import Delivery
+from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec, receive_of
+from pulsing.core._reply import PICKLE, RAW, NoReply, RemoteReply, Reply, consumer_gone, decode, wait_credit
+from pulsing.exceptions import PulsingRuntimeError, PulsingUnsupportedError
+
+if TYPE_CHECKING:
+    from pulsing.core._bridge import Event, LoopBridge
+
+_log = logging.getLogger("pulsing")
+
+
+class InboundCall:
+    """One call of a protocol other than Python's own, as `Actor.on_protocol_call` gets it.
+
+    Attributes:
+        codec: Which protocol.
+        head: The encoded message.
+        buffers: Its out-of-band buffers, each behind the buffer protocol.
+        timeout: Seconds the caller waits for the first answer from now on; None for ever.
+        trace: W3C ``traceparent``.
+        cancelled: True once the caller gave up.
+        answered: True once the answer is complete.
+    """
+
+    __slots__ = ("_bridge", "_raw")
+
+    def __init__(self, bridge: LoopBridge, raw: _core.InboundCall) -> None:
+        self._bridge = bridge
+        self._raw = raw
+
+    @property
+    def codec(self) -> int:
+        return self._raw.codec
+
+    @property
+    def head(self) -> bytes:
+        return self._raw.head
+
+    @property
+    def buffers(self) -> list[Any]:
+        return self._raw.buffers
+
+    @property
+    def timeout(self) -> float | None:
+        return self._raw.timeout
+
+    @property
+    def trace(self) -> str | None:
+        return self._raw.trace
+
+    @property
+    def cancelled(self) -> bool:
+        return self._raw.cancelled
+
+    @property
+    def answered(self) -> bool:
+        return self._raw.answered
+
+    def reply(self, head: bytes, buffers: Sequence[Any] = (), codec: int | None = None) -> None:
+        """Answers with one message; `codec` defaults to the call's own.
+
+        Raises:
+            RuntimeError: Answered already, or a stream has begun.
+        """
+        self._raw.reply(head, list(buffers), codec)
+
+    async def send(self, head: bytes, buffers: Sequence[Any] = ()) -> None:
+        """Sends one stream item, waiting for credit; the first one begins the stream.
+
+        Raises:
+            PulsingRuntimeError: The consumer has gone.
+        """
+        items = list(buffers)
+        try:
+            while not self._raw.try_send(head, items):
+                await wait_credit(self._bridge, self._raw)
+        except _core.CoreError:
+            raise consumer_gone() from None
+
+    def end(self) -> None:
+        """The stream is complete.
+
+        Raises:
+            RuntimeError: Answered already.
+        """
+        self._raw.end()
+
+    def fail(self, type_name: str, message: str, code: int = 0, data: bytes = b"", traceback: str = "") -> None:
+        """Answers with an error, or fails the stream.
+
+        Args:
+            type_name: Full name of the error's type.
+            message: Its text.
+            code: A number with meaning to the two ends; an HTTP status in the worker protocol. 0 = none.
+            data: Opaque encoding of the error; the OpenAI error object as JSON in the worker protocol.
+            traceback: Ready to print.
+
+        Raises:
+            RuntimeError: Answered already.
+        """
+        self._raw.fail(type_name, message, code, data, traceback)
+
+    def __repr__(self) -> str:
+        return repr(self._raw)
+
+
+class Inlet:
+    """Takes the calls that arrive for one actor, and their cancellations."""
+
+    __slots__ = ("_bridge", "_cell")
+
+    def __init__(self, bridge: LoopBridge, cell: Cell) -> None:
+        self._bridge = bridge
+        self._cell = cell
+
+    def __call__(self, event: Event) -> None:
+        call: _core.InboundCall = event[2]
+        cell = self._cell
+        cell.system.counts.inbound += 1
+        if cell.state == STOPPED:
+            call.refuse("actor_stopped")
+        elif call.codec in cell.protocols:
+            self._protocol(call)
+        else:
+            self._deliver(call)
+
+    def _protocol(self, raw: _core.InboundCall) -> None:
+        call = InboundCall(self._bridge, raw)
+        cell = self._cell
+
+        async def work() -> None:
+            try:
+                await cell.instance.on_protocol_call(call)
+            except asyncio.CancelledError:
+                if not call.answered:
+                    raw.refuse("cancelled" if call.cancelled else "actor_stopped")
+                raise
+            except Exception as error:
+                if call.answered or call.cancelled:
+                    # The consumer has gone: nobody is left to tell.
+                    _log.debug("%s.on_protocol_call ended after its caller", cell.label, exc_info=error)
+                else:
+                    _log.exception("%s.on_protocol_call failed", cell.label)
+                    RemoteReply(self._bridge, raw).error(error)
+            finally:
+                self._bridge.forget(raw.token)
+                if not call.answered:
+                    raw.refuse("protocol", f"{cell.label}.on_protocol_call returned without an answer")
+
+        task = cell.run_protocol(work)
+        self._bridge.handlers[raw.token] = lambda _: task.cancel() and None
+
+    def _deliver(self, call: _core.InboundCall) -> None:
+        cell = self._cell
+        loop = cell.system.loop
+        remote = RemoteReply(self._bridge, call)
+        reply: Reply = NoReply() if call.one_way else remote
+        try:
+            spec, args, kwargs = self._decode(call)
+        except Exception as error:  # noqa: BLE001 - whatever the unpickling of the caller's objects raises
+            if call.one_way:
+                _log.error("%s cannot read a message", cell.label, exc_info=error)
+            reply.error(error)
+            return
+        d = Delivery(
+            loop,
+            spec,
+            args,
+            kwargs,
+            reply,
+            sender=call.sender,
+            chain=tuple(call.chain),
+            deadline=None if call.timeout is None else loop.time() + call.timeout,
+            limit=call.timeout,
+            trace=call.trace,
+            no_wait=call.no_wait,
+            one_way=call.one_way,
+        )
+        cell.deliver(d)
+        if not remote.done and not call.one_way:
+            self._bridge.handlers[call.token] = lambda _: d.cancel(stopped(cell))
+            d.on_end = lambda: self._bridge.forget(call.token)
+
+    def _decode(self, call: _core.InboundCall) -> tuple[MethodSpec, tuple[Any, ...], dict[str, Any]]:
+        cell = self._cell
+        if call.codec == PICKLE:
+            op, name, args, kwargs = decode(PICKLE, call.head, call.buffers, cell.system)
+            return resolve_call(cell, op, name, args, kwargs)
+        if call.codec == RAW:
+            return resolve_call(cell, OP_MESSAGE, "", (decode(RAW, call.head, call.buffers, None),), {})
+        raise PulsingRuntimeError(
+            f"actor {cell.label} takes pickled calls and plain messages"
+            + (f" and protocols {sorted(cell.protocols)}" if cell.protocols else "")
+            + f", not codec {call.codec}"
+        )
+
+
+def resolve_call(
+    cell: Cell, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[MethodSpec, tuple[Any, ...], dict[str, Any]]:
+    """The handler that an envelope asks for.
+
+    Raises:
+        AttributeError: There is no such public method or attribute.
+        PulsingUnsupportedError: A message for an actor without `receive`.
+    """
+    methods = cell.methods
+    if op == OP_AUTO:
+        message = args[0]
+        by_name = isinstance(message, str) and message in methods and receive_of(type(cell.instance)) is None
+        op, name, args = (OP_CALL, message, ()) if by_name else (OP_MESSAGE, "", args)
+    if op == OP_CALL:
+        spec = methods.get(name)
+        if spec is None:
+            raise AttributeError(
+                f"actor {cell.label} has no method {name!r}; it has: {', '.join(sorted(methods)) or 'none'}"
+            )
+        return spec, args, kwargs
+    if op == OP_GET:
+        if name.startswith("_") or name in methods or not hasattr(cell.instance, name):
+            what = "is a method: call it" if name in methods else "does not exist"
+            raise AttributeError(f"attribute {name!r} of actor {cell.label} {what}")
+        return _GET, (name,), {}
+    if op == OP_MESSAGE:
+        receive = receive_of(type(cell.instance))
+        if receive is None:
+            raise PulsingUnsupportedError(
+                f"actor {cell.label} has no receive() for messages; call its methods: {', '.join(sorted(methods)) or 'none'}"
+            )
+        return receive, args, kwargs
+    raise PulsingRuntimeError(f"unknown operation {op} in a call: the caller runs another version of Pulsing")
+
+
+_GET = MethodSpec("__getattribute__", "sync", False, True)
+
+__all__ = ["InboundCall", "Inlet", "resolve_call"]

@@ -1,0 +1,70 @@
+"""Exit and fork: what happens to systems that nobody shut down (R13)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import TYPE_CHECKING, NoReturn
+
+from pulsing import _core
+from pulsing.exceptions import PulsingRuntimeError
+
+if TYPE_CHECKING:
+    from pulsing.core._system import ActorSystem
+
+_LEAVE_SECONDS = 0.5
+_THREADS_SECONDS = 1.0
+
+_systems: weakref.WeakSet[ActorSystem] = weakref.WeakSet()
+_owner: int | None = None
+"""The process that prepared; a forked child is another one."""
+
+
+def prepare() -> None:
+    """Installs the exit hook, once; refuses a forked child.
+
+    Raises:
+        PulsingRuntimeError: This process was forked from one that had started Pulsing.
+    """
+    global _owner
+    check_fork()
+    if _owner is None:
+        _owner = os.getpid()
+        atexit.register(_at_exit)
+
+
+def check_fork() -> None:
+    """Refuses a forked child.
+
+    Raises:
+        PulsingRuntimeError: As above.
+    """
+    if _owner is not None and _owner != os.getpid():
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise PulsingRuntimeError(
+        "this process was forked from one that had started Pulsing, whose threads do not exist here; start it with "
+        "multiprocessing's 'spawn' or 'forkserver' method, or fork before the first pul.init()"
+    )
+
+
+def track(system: ActorSystem) -> None:
+    """Remembers a running system."""
+    _systems.add(system)
+
+
+def untrack(system: ActorSystem) -> None:
+    """Forgets a system that has left."""
+    _systems.discard(system)
+
+
+def _at_exit() -> None:
+    if _owner != os.getpid():
+        return
+    for system in list(_systems):
+        if not system.is_shut_down:
+            system.core.leave(_LEAVE_SECONDS)
+    _core.stop_runtime(_THREADS_SECONDS)

@@ -1,0 +1,221 @@
+"""``@remote``: a class whose instances live as actors."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import weakref
+from typing import Any, overload
+
+from pulsing.core._ids import NodeId
+from pulsing.core._proxy import ActorProxy, method_names
+from pulsing.core._supervision import RestartPolicy
+from pulsing.exceptions import PulsingRuntimeError
+
+_wrappers: weakref.WeakValueDictionary[str, ActorClass] = weakref.WeakValueDictionary()
+
+
+class ActorClass:
+    """What ``@remote`` makes of a class.
+
+    ``await Cls.spawn(...)`` starts an actor; ``Cls(...)`` makes a plain instance; everything else of the class is reachable
+    through it.
+
+    Attributes:
+        cls: The class itself.
+        policy: How its actors are supervised.
+    """
+
+    def __init__(self, cls: type, policy: RestartPolicy) -> None:
+        self.cls = cls
+        self.policy = policy
+        self.__wrapped__ = cls
+        self.__name__ = cls.__name__
+        self.__qualname__ = cls.__qualname__
+        self.__module__ = cls.__module__
+        self.__doc__ = cls.__doc__
+        _wrappers[_path(cls)] = self
+
+    async def spawn(
+        self,
+        *args: Any,
+        system: Any = None,
+        name: str | None = None,
+        public: bool | None = None,
+        placement: str | int | NodeId = "local",
+        **kwargs: Any,
+    ) -> ActorProxy:
+        """Starts an actor and returns its typed proxy when it is ready.
+
+        Args:
+            *args: For the constructor.
+            system: Where; default: the global system of `pul.init`.
+            name: Name to serve under; none: reachable through the returned proxy only.
+            public: Publish the name in the cluster; default: when there is one.
+            placement: "local", "remote" (some other node; here, with a warning, when there is none), or a node id.
+            **kwargs: For the constructor.
+
+        Raises:
+            Exception: What the constructor or `on_start` raised.
+            NameTakenError: The name has a holder on that node.
+            ValueError: A placement that is none.
+        """
+        where = system if system is not None else _global_system()
+        ref = await where.spawn_class(self, args, kwargs, name=name, public=public, placement=placement)
+        return ActorProxy(ref, method_names(self.cls))
+
+    async def local(
+        self, system: Any, *args: Any, name: str | None = None, public: bool | None = None, **kwargs: Any
+    ) -> ActorProxy:
+        """`spawn` on `system`'s node."""
+        return await self.spawn(*args, system=system, name=name, public=public, **kwargs)
+
+    async def remote(
+        self, system: Any, *args: Any, name: str | None = None, public: bool | None = None, **kwargs: Any
+    ) -> ActorProxy:
+        """`spawn` on some other node of `system`'s cluster."""
+        return await self.spawn(*args, system=system, name=name, public=public, placement="remote", **kwargs)
+
+    async def resolve(
+        self,
+        name: str,
+        *,
+        system: Any = None,
+        node_id: str | int | NodeId | None = None,
+        timeout: float | None = None,
+    ) -> ActorProxy:
+        """A typed proxy of the actor that serves under `name`.
+
+        Args:
+            name: Its name.
+            system: Where to look; default: the global system.
+            node_id: Only on this node.
+            timeout: Seconds to wait for the name to appear; None: it must be known now.
+
+        Raises:
+            NameNotFoundError: Nobody serves under it.
+        """
+        where = system if system is not None else _global_system()
+        found: ActorProxy = await where.resolve(name, cls=self, node_id=node_id, timeout=timeout)
+        return found
+
+    def proxy(self, ref: Any) -> ActorProxy:
+        """A typed proxy on a reference."""
+        return ActorProxy(getattr(ref, "ref", ref), method_names(self.cls))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cls(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"cls", "__wrapped__"}:
+            raise AttributeError(name)
+        return getattr(self.cls, name)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self.cls)
+
+    def __subclasscheck__(self, subclass: Any) -> bool:
+        return issubclass(getattr(subclass, "cls", subclass), self.cls)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (self.cls,)
+
+    def __repr__(self) -> str:
+        return f"<ActorClass {_path(self.cls)}>"
+
+    def __reduce__(self) -> Any:
+        from pulsing.core._pickle import is_main
+
+        if is_main(self.cls):
+            return ActorClass, (self.cls, self.policy)
+        return import_class, (self.cls.__module__, self.cls.__qualname__)
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _global_system() -> Any:
+    from pulsing.core._global import get_system
+
+    return get_system()
+
+
+def wrapper_of(cls: type) -> ActorClass | None:
+    """The `ActorClass` of a class, if ``@remote`` was put on it."""
+    wrapper = _wrappers.get(_path(cls))
+    return wrapper if wrapper is not None and wrapper.cls is cls else None
+
+
+def registered() -> list[str]:
+    """Import paths of the ``@remote`` classes of this process."""
+    return sorted(_wrappers)
+
+
+def import_class(module: str, qualname: str) -> ActorClass:
+    """The ``@remote`` class at an import path; a plain class is wrapped.
+
+    Raises:
+        PulsingRuntimeError: It cannot be imported here.
+    """
+    try:
+        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise PulsingRuntimeError(
+            f"cannot import {module}.{qualname} on this node: {error}; install the code here, or define the class in the "
+            "main program, from where it travels by value",
+            error,
+        ) from error
+    if isinstance(found, ActorClass):
+        return found
+    if isinstance(found, type):
+        return ActorClass(found, RestartPolicy())
+    raise PulsingRuntimeError(f"{module}.{qualname} is no class but a {type(found).__name__}")
+
+
+@overload
+def remote(cls: type, /) -> ActorClass: ...
+@overload
+def remote(
+    *,
+    restart_policy: str = "never",
+    max_restarts: int = 3,
+    min_backoff: float = 0.1,
+    max_backoff: float = 30.0,
+    restart_window: float = 300.0,
+) -> Any: ...
+def remote(
+    cls: type | None = None,
+    /,
+    *,
+    restart_policy: str = "never",
+    max_restarts: int = 3,
+    min_backoff: float = 0.1,
+    max_backoff: float = 30.0,
+    restart_window: float = 300.0,
+) -> Any:
+    """Makes a class an actor class.
+
+    Args:
+        cls: The class, when used without parentheses.
+        restart_policy: "never", "on_failure" or "always".
+        max_restarts: Restarts allowed within `restart_window`.
+        min_backoff: Seconds before the first restart of a series.
+        max_backoff: Longest wait in seconds.
+        restart_window: Seconds over which restarts are counted.
+
+    Raises:
+        TypeError: Put on something that is no class.
+        ValueError: A policy that makes no sense.
+    """
+    policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
+
+    def wrap(target: type) -> ActorClass:
+        if not inspect.isclass(target):
+            raise TypeError(f"@pul.remote goes on a class, not on {target!r}")
+        return ActorClass(target, policy)
+
+    return wrap if cls is None else wrap(cls)

@@ -1,0 +1,256 @@
+"""Where a handler's answer goes: to a caller on this loop, or to a call that came through Rust."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pulsing import _core
+from pulsing.core import _errors
+from pulsing.core._streams import WINDOW, StreamReader
+from pulsing.core.messaging import Message
+from pulsing.exceptions import PulsingError, PulsingRuntimeError
+
+if TYPE_CHECKING:
+    from pulsing.core._bridge import Event, LoopBridge
+    from pulsing.core._cell import Delivery
+
+RAW, PICKLE, JSON = 0, 1, 2
+
+
+class Reply(Protocol):
+    """One answer: a value, an error, or a stream. Nothing is taken after the end."""
+
+    def value(self, value: Any) -> None:
+        """The single answer."""
+
+    def error(self, error: BaseException) -> None:
+        """The failure of the call, or of its stream."""
+
+    def start(self, msg_type: str | None = None) -> None:
+        """The answer is a stream."""
+
+    def try_send(self, item: Any) -> bool:
+        """Sends an item if the consumer can take it."""
+
+    async def wait_credit(self) -> None:
+        """Returns when the consumer may take another item."""
+
+    def end(self) -> None:
+        """The stream is complete."""
+
+
+class NoReply:
+    """For `tell`: nobody waits."""
+
+    def value(self, value: Any) -> None: ...
+    def error(self, error: BaseException) -> None: ...
+    def start(self, msg_type: str | None = None) -> None: ...
+    def try_send(self, item: Any) -> bool:
+        return True
+
+    async def wait_credit(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class LocalReply:
+    """For a caller on the actor's own loop: objects pass by reference (R15)."""
+
+    __slots__ = ("_credit", "_loop", "_reader", "_resume", "copy", "delivery", "done", "failure", "future", "result")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, copy: bool) -> None:
+        self._loop = loop
+        self.copy = copy
+        self.done = False
+        self.result: Any = None
+        self.failure: BaseException | None = None
+        self.future: asyncio.Future[None] | None = None
+        self.delivery: Delivery | None = None
+        # Weak: the consumer alone keeps its reader alive, and ends the producer by dropping it.
+        self._reader: weakref.ref[StreamReader] | None = None
+        self._credit = WINDOW
+        self._resume: asyncio.Future[None] | None = None
+
+    def _settle(self) -> None:
+        self.done = True
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    def value(self, value: Any) -> None:
+        if not self.done:
+            self.result = self._copied(value)
+            self._settle()
+
+    def error(self, error: BaseException) -> None:
+        if self._reader is not None:
+            reader = self._reader()
+            if reader is not None:
+                reader.finish(error)
+        elif not self.done:
+            self.failure = error
+            self._settle()
+
+    def take(self) -> Any:
+        """The result, no longer held here."""
+        result, self.result = self.result, None
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        return result
+
+    def _copied(self, value: Any) -> Any:
+        if not self.copy or isinstance(value, Message):
+            return value
+        from pulsing.core._pickle import dumps, loads
+
+        return loads(*dumps(value))
+
+    def start(self, msg_type: str | None = None) -> None:
+        if self.done:
+            return
+        reader = StreamReader(self._loop, self._grant, self._abandon)
+        self.result = reader if msg_type is None else Message._streaming(msg_type, reader)
+        self._reader = weakref.ref(reader)
+        self._settle()
+
+    def _grant(self, items: int) -> None:
+        self._credit += items
+        if self._resume is not None and not self._resume.done():
+            self._resume.set_result(None)
+
+    def _abandon(self) -> Awaitable[None] | None:
+        return self.delivery.abandon() if self.delivery is not None else None
+
+    def try_send(self, item: Any) -> bool:
+        reader = self._reader() if self._reader is not None else None
+        if reader is None:
+            return True
+        if self._credit == 0:
+            return False
+        self._credit -= 1
+        reader.push(self._copied(item))
+        return True
+
+    async def wait_credit(self) -> None:
+        if self._credit > 0:
+            return
+        self._resume = self._loop.create_future()
+        try:
+            await self._resume
+        finally:
+            self._resume = None
+
+    def end(self) -> None:
+        reader = self._reader() if self._reader is not None else None
+        if reader is not None:
+            reader.finish()
+
+
+class RemoteReply:
+    """For a call that came through Rust, from another node or another part of this process."""
+
+    __slots__ = ("_bridge", "call", "done")
+
+    def __init__(self, bridge: LoopBridge, call: _core.InboundCall) -> None:
+        self._bridge = bridge
+        self.call = call
+        self.done = False
+
+    def value(self, value: Any) -> None:
+        if self.done:
+            return
+        try:
+            codec, head, buffers = encode(value)
+        except TypeError as error:
+            self.error(error)
+            return
+        self.done = True
+        self.call.reply(head, buffers, codec)
+
+    def error(self, error: BaseException) -> None:
+        if self.done:
+            return
+        self.done = True
+        refusal = _errors.to_refusal(error)
+        if refusal is not None:
+            self.call.refuse(*refusal)
+        else:
+            self.call.fail(*_errors.encode(error))
+
+    def start(self, msg_type: str | None = None) -> None:
+        if self.done:
+            return
+        self.call.start()
+        # A first item without a body: the type of the message that the stream belongs to, "" for a bare generator.
+        self._send(RAW, (msg_type or "").encode(), [])
+
+    def try_send(self, item: Any) -> bool:
+        if self.done:
+            return True
+        return self._send(*encode(item))
+
+    def _send(self, codec: int, head: bytes, buffers: list[Any]) -> bool:
+        try:
+            return self.call.try_send(head, buffers, codec)
+        except _core.CoreError:
+            raise consumer_gone() from None
+
+    async def wait_credit(self) -> None:
+        await wait_credit(self._bridge, self.call)
+
+    def end(self) -> None:
+        if not self.done:
+            self.done = True
+            self.call.end()
+
+
+def consumer_gone() -> PulsingError:
+    """What a producer gets whose consumer has gone."""
+    return PulsingRuntimeError("the consumer of this stream has gone")
+
+
+async def wait_credit(bridge: LoopBridge, call: _core.InboundCall) -> None:
+    """Returns when the stream that answers `call` may have credit."""
+    future: asyncio.Future[None] = bridge.loop.create_future()
+
+    def arrived(event: Event) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    token = bridge.token(arrived)
+    try:
+        call.wait_credit(token)
+        await future
+    finally:
+        bridge.forget(token)
+
+
+def encode(value: Any) -> tuple[int, bytes, list[Any]]:
+    """``(codec, head, buffers)`` of a message, an answer or a stream item."""
+    if type(value) is Message and not value.is_stream:
+        return RAW, value.msg_type.encode(), [value.payload]
+    from pulsing.core._pickle import dumps
+
+    head, buffers = dumps(value)
+    return PICKLE, head, buffers
+
+
+def decode(codec: int, head: bytes, buffers: list[Any], system: Any) -> Any:
+    """What `encode` took apart.
+
+    Raises:
+        PulsingError: The codec is none that Python values travel in.
+    """
+    if codec == PICKLE:
+        from pulsing.core._pickle import loads
+
+        return loads(head, buffers, system)
+    if codec == RAW:
+        return Message(head.decode(), bytes(buffers[0]) if buffers else b"")
+    if codec == JSON:
+        import json
+
+        return json.loads(head)
+    raise PulsingRuntimeError(f"codec {codec} does not carry Python values; call this actor through its own protocol")

@@ -1,0 +1,222 @@
+"""The actor that each Python node runs for others: it starts actors there, finds them, and tells how the node is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from pulsing.core._dispatch import OP_CALL
+from pulsing.core._ids import ActorId, NodeId
+from pulsing.core._pickle import is_main
+from pulsing.core._proxy import ActorProxy
+from pulsing.core._refs import ActorRef
+from pulsing.core._remote import ActorClass, import_class, registered
+from pulsing.core._supervision import RestartPolicy
+from pulsing.exceptions import PulsingError
+
+if TYPE_CHECKING:
+    from pulsing.core._system import ActorSystem
+
+PYTHON_ACTOR_SERVICE_NAME = "system/python_actor_service"
+
+_log = logging.getLogger("pulsing")
+
+
+class PythonActorService:
+    """One a node, under `PYTHON_ACTOR_SERVICE_NAME`."""
+
+    def __init__(self, system: ActorSystem) -> None:
+        self._system = system
+        self._begun = time.monotonic()
+
+    async def spawn(
+        self,
+        source: tuple[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None,
+        public: bool | None,
+    ) -> bytes:
+        """Starts an actor; `source` is ("import", (module, qualname)) or ("value", ActorClass). Returns its raw id."""
+        how, what = source
+        cls: ActorClass = import_class(*what) if how == "import" else what
+        ref = await self._system.spawn_class(cls, args, kwargs, name=name, public=public)
+        return ref.actor_id.raw
+
+    async def create_actor(
+        self,
+        class_name: str,
+        *args: Any,
+        name: str | None = None,
+        public: bool = True,
+        restart_policy: str = "never",
+        max_restarts: int = 3,
+        min_backoff: float = 0.1,
+        max_backoff: float = 30.0,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Starts an actor of the class at import path `class_name`."""
+        from pulsing.core._dispatch import methods_of
+
+        module, _, qualname = class_name.rpartition(".")
+        found = import_class(module, qualname)
+        policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff)
+        cls = ActorClass.__new__(ActorClass)
+        cls.__dict__.update(found.__dict__)
+        cls.policy = policy if policy.restarts else found.policy
+        ref = await self._system.spawn_class(cls, args, kwargs, name=name, public=public)
+        return {"actor_id": str(ref.actor_id), "node_id": str(ref.node_id), "methods": sorted(methods_of(found.cls))}
+
+    def list_registry(self) -> list[str]:
+        """Import paths of the ``@remote`` classes known here."""
+        return registered()
+
+    def has_actor(self, raw: bytes) -> str | None:
+        """The name, or "", of a running actor; None if it does not live here."""
+        cell = self._system.cell(ActorId(raw))
+        return None if cell is None else cell.name or ""
+
+    def list_actors(self) -> list[dict[str, Any]]:
+        """The actors of this node."""
+        return [
+            {
+                "name": cell.name,
+                "actor_id": str(cell.id),
+                "class": cell.class_name,
+                "public": cell.public,
+                "internal": cell.internal,
+                "metadata": dict(cell.metadata),
+                "waiting": cell.depth,
+                "restarts": cell.restarts,
+            }
+            for cell in self._system.cells()
+        ]
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Counters of this node."""
+        self._system.flush_counts()
+        metrics = self._system.core.metrics()
+        return {
+            **metrics,
+            "actors_count": len(self._system.cells()),
+            "messages_total": metrics["messages"],
+            "uptime_secs": self._uptime(),
+        }
+
+    def get_node_info(self) -> dict[str, Any]:
+        """Who this node is."""
+        return {"node_id": str(self._system.node_id), "addr": self._system.addr, "uptime_secs": self._uptime()}
+
+    def health_check(self) -> dict[str, Any]:
+        """How this node is."""
+        return {"status": "healthy", "actors_count": len(self._system.cells()), "uptime_secs": self._uptime()}
+
+    def ping(self) -> dict[str, Any]:
+        """Proof of life; the timestamp is in milliseconds since 1970."""
+        return {"node_id": str(self._system.node_id), "timestamp": int(time.time() * 1000)}
+
+    def _uptime(self) -> float:
+        return round(time.monotonic() - self._begun, 3)
+
+
+async def _service_of(system: ActorSystem, node: NodeId | None) -> ActorProxy:
+    return await system.resolve(
+        PYTHON_ACTOR_SERVICE_NAME, cls=PythonActorService, node_id=node or system.node_id, timeout=5.0
+    )
+
+
+async def create_there(
+    system: ActorSystem,
+    node: NodeId,
+    cls: ActorClass,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str | None,
+    public: bool | None,
+) -> ActorRef:
+    """Starts an actor on another node."""
+    raw = cls.cls
+    source: tuple[str, Any] = ("value", cls) if is_main(raw) else ("import", (raw.__module__, raw.__qualname__))
+    service = await _service_of(system, node)
+    actor = await service.ref._ask(OP_CALL, "spawn", (source, args, kwargs, name, public), {})
+    return ActorRef(system, node, ActorId(actor), name)
+
+
+async def find_there(system: ActorSystem, actor: ActorId) -> ActorRef | None:
+    """Asks every other node for an actor."""
+
+    async def ask(node: NodeId) -> ActorRef | None:
+        try:
+            service = await _service_of(system, node)
+            name = await service.options(timeout=5.0).has_actor(actor.raw)
+        except PulsingError as error:
+            _log.debug("node %s cannot be asked for actor %s: %s", node, actor, error)
+            return None
+        return None if name is None else ActorRef(system, node, actor, name or None)
+
+    others = [NodeId(m["node_id"]) for m in system.core.members() if not m["me"] and m["state"] in {"alive", "suspect"}]
+    found = await asyncio.gather(*(ask(node) for node in others))
+    return next((ref for ref in found if ref is not None), None)
+
+
+class SystemActorProxy:
+    """What a node tells about itself."""
+
+    def __init__(self, service: ActorProxy) -> None:
+        self._service = service
+
+    async def list_actors(self) -> list[dict[str, Any]]:
+        """The node's actors."""
+        result: list[dict[str, Any]] = await self._service.list_actors()
+        return result
+
+    async def get_metrics(self) -> dict[str, Any]:
+        """The node's counters."""
+        return {"type": "Metrics", **await self._service.get_metrics()}
+
+    async def get_node_info(self) -> dict[str, Any]:
+        """Who the node is."""
+        return {"type": "NodeInfo", **await self._service.get_node_info()}
+
+    async def health_check(self) -> dict[str, Any]:
+        """How the node is."""
+        return {"type": "Health", **await self._service.health_check()}
+
+    async def ping(self) -> dict[str, Any]:
+        """Proof of life."""
+        return {"type": "Pong", **await self._service.ping()}
+
+
+class PythonActorServiceProxy:
+    """Starts actors on a node by import path."""
+
+    def __init__(self, service: ActorProxy) -> None:
+        self._service = service
+
+    async def list_registry(self) -> list[str]:
+        """Import paths of the ``@remote`` classes known there."""
+        result: list[str] = await self._service.list_registry()
+        return result
+
+    async def create_actor(self, class_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Starts an actor; see `PythonActorService.create_actor` for the keyword arguments."""
+        result: dict[str, Any] = await self._service.create_actor(class_name, *args, **kwargs)
+        return result
+
+
+async def get_system_actor(system: ActorSystem, node_id: str | int | NodeId | None = None) -> SystemActorProxy:
+    """What tells about a node; None: this one."""
+    from pulsing.core._system import node_of
+
+    return SystemActorProxy(await _service_of(system, node_of(node_id)))
+
+
+async def get_python_actor_service(
+    system: ActorSystem, node_id: str | int | NodeId | None = None
+) -> PythonActorServiceProxy:
+    """What starts actors on a node; None: this one."""
+    from pulsing.core._system import node_of
+
+    return PythonActorServiceProxy(await _service_of(system, node_of(node_id)))

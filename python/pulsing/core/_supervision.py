@@ -1,0 +1,72 @@
+"""When a failed actor is started again (R9)."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+
+_POLICIES = {"never": "never", "on_failure": "on_failure", "on-failure": "on_failure", "always": "always"}
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """A restart policy, checked.
+
+    Args:
+        policy: "never"; "on_failure" (also "on-failure"): after an exception; "always": also when the actor ends itself by
+            raising SystemExit.
+        max_restarts: Restarts allowed within `window`; one more failure stops the actor.
+        min_backoff: Seconds before the first restart of a series.
+        max_backoff: Longest wait in seconds.
+        window: Seconds over which restarts are counted.
+
+    Raises:
+        ValueError: Unknown policy, or numbers that make no sense.
+    """
+
+    policy: str = "never"
+    max_restarts: int = 3
+    min_backoff: float = 0.1
+    max_backoff: float = 30.0
+    window: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in _POLICIES:
+            raise ValueError(f"restart_policy={self.policy!r}: expected 'never', 'on_failure' or 'always'")
+        object.__setattr__(self, "policy", _POLICIES[self.policy])
+        if self.max_restarts < 0:
+            raise ValueError(f"max_restarts={self.max_restarts}: expected 0 or more")
+        if not 0 <= self.min_backoff <= self.max_backoff:
+            raise ValueError(
+                f"min_backoff={self.min_backoff}, max_backoff={self.max_backoff}: expected 0 <= min_backoff <= max_backoff"
+            )
+        if self.window <= 0:
+            raise ValueError(f"restart_window={self.window}: expected seconds above 0")
+
+    @property
+    def restarts(self) -> bool:
+        """Whether an exception restarts the actor."""
+        return self.policy != "never"
+
+
+class RestartBudget:
+    """Counts the restarts of one actor."""
+
+    __slots__ = ("_policy", "_times")
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._times: deque[float] = deque()
+
+    def next_delay(self, now: float) -> float | None:
+        """Seconds until the next restart, or None if the budget is spent."""
+        policy = self._policy
+        while self._times and now - self._times[0] > policy.window:
+            self._times.popleft()
+        if len(self._times) >= policy.max_restarts:
+            return None
+        delay = min(policy.max_backoff, policy.min_backoff * 2 ** len(self._times))
+        self._times.append(now)
+        # Actors that failed together must not come back together.
+        return delay * random.uniform(0.5, 1.0)

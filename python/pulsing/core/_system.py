@@ -1,0 +1,577 @@
+"""A node with its Python actors."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from pulsing import _core
+from pulsing.core import _lifecycle
+from pulsing.core._bridge import LoopBridge, bridge_of
+from pulsing.core._cell import CAPACITY, MAX_CONCURRENCY, OPEN, Cell
+from pulsing.core._config import SystemConfig
+from pulsing.core._errors import from_core
+from pulsing.core._ids import ActorId, NodeId
+from pulsing.core._inbound import Inlet
+from pulsing.core._proxy import ActorProxy, method_names
+from pulsing.core._refs import ActorRef
+from pulsing.core._remote import ActorClass
+from pulsing.core._supervision import RestartPolicy
+from pulsing.exceptions import (
+    ActorNotFoundError,
+    ConfigError,
+    NameTakenError,
+    PulsingRuntimeError,
+    SystemShutDownError,
+)
+
+_log = logging.getLogger("pulsing")
+
+SERVICE_NAME = "system/python_actor_service"
+
+STOP_GRACE = 5.0
+"""Seconds running handlers get when their actor is stopped."""
+
+_STATUS = {"alive": "Alive", "suspect": "Suspect", "down": "Dead", "left": "Left"}
+
+
+class Counts:
+    """What happened inside Python, until it is told to the node's metrics."""
+
+    __slots__ = ("dead_letters", "inbound", "local", "restarts", "stream_items", "streams")
+
+    def __init__(self) -> None:
+        self.local = self.inbound = self.restarts = self.streams = self.stream_items = self.dead_letters = 0
+
+
+def node_of(value: str | int | NodeId | None) -> NodeId | None:
+    """A node id in any of its spellings."""
+    return value if value is None or isinstance(value, NodeId) else NodeId(value)
+
+
+def clean_name(name: str) -> str:
+    """The name as it is stored: verbatim, but for the prefix that old programs put before it."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a string, not {name!r}")
+    return name.removeprefix("actors/")
+
+
+class ActorSystem:
+    """One node: its actors, its view of the cluster. It belongs to the event loop it was started on.
+
+    Made by `pul.init`, `pul.actor_system` or `ActorSystem.create`; ended by `shutdown`, or with its loop.
+    """
+
+    def __init__(self, core: _core.System, bridge: LoopBridge, config: SystemConfig) -> None:
+        self.core = core
+        self.loop = bridge.loop
+        self.config = config
+        self.default_timeout = config.default_timeout
+        self.debug_copy = os.environ.get("PULSING_DEBUG_COPY") == "1"
+        self.counts = Counts()
+        self.inline = 0
+        self.is_shut_down = False
+        self._bridge = bridge
+        self._node_id = NodeId(core.node_id)
+        self._cells: dict[bytes, Cell] = {}
+        self._names: dict[str, Cell] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ending: asyncio.Task[None] | None = None
+        self._thread = threading.get_ident()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    async def create(
+        cls, config: SystemConfig | None = None, loop: asyncio.AbstractEventLoop | None = None
+    ) -> ActorSystem:
+        """Starts a node on the running loop.
+
+        Args:
+            config: Its settings; None: a node of its own.
+            loop: The running loop, if given at all.
+
+        Raises:
+            BindError: The address is in use.
+            JoinError: No seed let us in within `join_timeout`.
+            RefusedError: A seed said why it will not have us.
+            ConfigError: Settings that make no sense.
+        """
+        config = config or SystemConfig()
+        running = asyncio.get_running_loop()
+        if loop is not None and loop is not running:
+            raise ConfigError("a system belongs to the loop it is started on: call create() from that loop")
+        _lifecycle.prepare()
+        bridge = bridge_of(running)
+
+        def start(token: int) -> None:
+            _core.System.start(
+                bridge.core,
+                token,
+                addr=config.addr,
+                seeds=list(config.seeds),
+                cluster=config.cluster,
+                passphrase=config.passphrase,
+                insecure=config.insecure,
+                secret_file=config.secret_file,
+                join_timeout=config.join_timeout,
+                observe=config.observe,
+                max_message=config.max_message,
+            )
+
+        try:
+            core = await bridge.run(start)
+        except _core.CoreError as error:
+            raise from_core(error.args) from None  # type: ignore[arg-type]
+        system = cls(core, bridge, config)
+        _lifecycle.track(system)
+        bridge.closers.append(system._at_loop_end)
+        from pulsing.core._service import PythonActorService
+
+        await system.spawn(PythonActorService(system), name=SERVICE_NAME, public=True, _internal=True)
+        return system
+
+    async def shutdown(self, grace: float = STOP_GRACE) -> None:
+        """Stops every actor, leaves the cluster and ends the node; idempotent.
+
+        Args:
+            grace: Seconds that running handlers get to finish.
+        """
+        if self._ending is None:
+            self._ending = self.loop.create_task(self._shut_down(grace))
+        await asyncio.shield(self._ending)
+
+    async def _shut_down(self, grace: float) -> None:
+        self.is_shut_down = True
+        cells = sorted(self._cells.values(), key=lambda cell: cell.internal)
+        results = await asyncio.gather(*(cell.stop(grace) for cell in cells), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException):
+                _log.error("an actor did not stop cleanly", exc_info=error)
+        for task in list(self._tasks):
+            task.cancel()
+        self.flush_counts()
+        await self._bridge.run(lambda token: self.core.shutdown(self._bridge.core, token))
+        _lifecycle.untrack(self)
+        if self._at_loop_end in self._bridge.closers:
+            self._bridge.closers.remove(self._at_loop_end)
+
+    async def _at_loop_end(self) -> None:
+        if not self.is_shut_down:
+            _log.debug("the loop ends without shutdown(): leaving the cluster")
+            await self.shutdown(0.5)
+
+    @property
+    def node_id(self) -> NodeId:
+        """Id of this node."""
+        return self._node_id
+
+    @property
+    def addr(self) -> str:
+        """Address that others reach this node at, ``ip:port``."""
+        return self.core.addr
+
+    # -- actors -------------------------------------------------------------------------------------------------------
+
+    async def spawn(
+        self,
+        actor: Any,
+        *,
+        name: str | None = None,
+        public: bool | None = None,
+        restart_policy: str = "never",
+        max_restarts: int = 3,
+        min_backoff: float = 0.1,
+        max_backoff: float = 30.0,
+        restart_window: float = 300.0,
+        mailbox: int = CAPACITY,
+        max_concurrency: int = MAX_CONCURRENCY,
+        _internal: bool = False,
+    ) -> ActorRef:
+        """Starts an actor on this node and returns when it is ready.
+
+        Args:
+            actor: An instance with `receive` or methods; or, needed for supervision, a zero-argument factory of one.
+            name: Name to serve under; none: reachable by reference only.
+            public: Publish the name in the cluster; default: when there is one.
+            restart_policy: "never", "on_failure" or "always".
+            max_restarts: Restarts allowed within `restart_window`.
+            min_backoff: Seconds before the first restart of a series.
+            max_backoff: Longest wait in seconds.
+            restart_window: Seconds over which restarts are counted.
+            mailbox: Messages that may wait (16 to 1,000,000).
+            max_concurrency: Handlers that may interleave.
+
+        Raises:
+            Exception: What the factory or `on_start` raised.
+            NameTakenError: The name has a holder on this node.
+            TypeError: Nothing that can be an actor, or supervision without a factory.
+            ValueError: Numbers that make no sense.
+        """
+        policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
+        factory = _factory(actor, policy)
+        blocks = bool(getattr(actor, "_pulsing_blocking", False))
+        cell = self._cell(factory, name, policy, blocks, mailbox, max_concurrency)
+        return await self._launch(cell, public, _internal)
+
+    async def spawn_class(
+        self,
+        cls: ActorClass,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        name: str | None,
+        public: bool | None,
+        placement: str | int | NodeId = "local",
+    ) -> ActorRef:
+        """`spawn` of an ``@remote`` class, here or on another node."""
+        node = self._place(placement)
+        if node is not None and node != self._node_id:
+            from pulsing.core._service import create_there
+
+            return await create_there(self, node, cls, args, kwargs, name, public)
+        raw = cls.cls
+        blocks = bool(getattr(raw, "_pulsing_blocking", False))
+        cell = self._cell(lambda: raw(*args, **kwargs), name, cls.policy, blocks)
+        return await self._launch(cell, public, False)
+
+    def _place(self, placement: str | int | NodeId) -> NodeId | None:
+        if placement == "local":
+            return None
+        if placement == "remote":
+            others = [m["node_id"] for m in self.core.members() if not m["me"] and m["state"] == "alive"]
+            if not others:
+                _log.warning("placement='remote', but this node is alone: the actor is placed here")
+                return None
+            return NodeId(random.choice(others))
+        try:
+            return node_of(placement)
+        except ConfigError:
+            raise ValueError(f"placement={placement!r}: expected 'local', 'remote' or a node id") from None
+
+    def _cell(
+        self,
+        factory: Callable[[], Any],
+        name: str | None,
+        policy: RestartPolicy,
+        blocks: bool,
+        mailbox: int = CAPACITY,
+        max_concurrency: int = MAX_CONCURRENCY,
+    ) -> Cell:
+        self._check_usable()
+        if not 16 <= mailbox <= 1_000_000:
+            raise ValueError(f"mailbox={mailbox}: expected 16 to 1000000 messages")
+        if max_concurrency < 1:
+            raise ValueError(f"max_concurrency={max_concurrency}: expected 1 or more")
+        if name is not None:
+            name = clean_name(name)
+            if name in self._names:
+                raise NameTakenError(
+                    f"name {name!r} is already taken on this node; stop its holder or choose another name"
+                )
+        cell = Cell(
+            self, factory, name=name, policy=policy, blocking=blocks, mailbox=mailbox, max_concurrency=max_concurrency
+        )
+        if name is not None:
+            self._names[name] = cell
+        return cell
+
+    def _check_usable(self) -> None:
+        _lifecycle.check_fork()
+        if self.is_shut_down:
+            raise SystemShutDownError("the actor system is shut down")
+        if asyncio.get_running_loop() is not self.loop:
+            raise PulsingRuntimeError(
+                "this actor system belongs to another event loop: start actors from there, or start a system here with "
+                "pul.actor_system()"
+            )
+
+    async def _launch(self, cell: Cell, public: bool | None, internal: bool) -> ActorRef:
+        self._cells[cell.id.raw] = cell
+        try:
+            await cell.start()
+            self._publish(cell, public, internal)
+        except BaseException:
+            cell.state = OPEN if cell.state < OPEN else cell.state
+            await cell.stop(0.0) if cell.instance is not None else self.remove(cell)
+            raise
+        return self.ref_of(cell)
+
+    def _publish(self, cell: Cell, public: bool | None, internal: bool) -> None:
+        cell.public = cell.name is not None and public is not False
+        cell.internal = internal or (cell.name or "").startswith("_")
+        cell.key = self._bridge.token(Inlet(self._bridge, cell))
+        try:
+            self.core.register(
+                self._bridge.core,
+                cell.key,
+                cell.id.raw,
+                name=cell.name,
+                public=cell.public,
+                class_name=cell.class_name,
+                metadata=cell.metadata,
+                internal=cell.internal,
+            )
+        except _core.CoreError as error:
+            raise from_core(error.args) from None  # type: ignore[arg-type]
+
+    def mount(self, instance: Any, name: str, public: bool = True) -> None:
+        """Makes any object an actor; from the system's loop without waiting for an async `on_start`, from other threads with.
+
+        Raises:
+            NameTakenError: The name has a holder on this node.
+            TimeoutError: From another thread, when it is not ready within 30 s.
+        """
+        if threading.get_ident() != self._thread:
+            future = asyncio.run_coroutine_threadsafe(self.spawn(instance, name=name, public=public), self.loop)
+            future.result(30)
+            return
+        cell = self._cell(lambda: instance, name, RestartPolicy(), False)
+        self._cells[cell.id.raw] = cell
+        cell.adopt(instance)
+        try:
+            self._publish(cell, public, False)
+        except BaseException:
+            self.remove(cell)
+            raise
+
+        async def start() -> None:
+            try:
+                await cell.run_on_start()
+                cell.open()
+            except Exception:
+                _log.exception("on_start of mounted actor %s failed: it is unmounted", name)
+                await cell.stop(0.0)
+
+        self.background(start())
+
+    async def stop(self, name: str | ActorId | ActorRef | ActorProxy, grace: float = STOP_GRACE) -> None:
+        """Stops an actor of this node: waiting messages fail, running handlers get `grace` seconds, its name is free.
+
+        An unknown name or id is no error.
+        """
+        cell = self._find(name)
+        if cell is not None:
+            await cell.stop(grace)
+
+    async def kill(self, name: str | ActorId | ActorRef | ActorProxy) -> None:
+        """`stop` without grace: running handlers are cancelled at once."""
+        await self.stop(name, 0.0)
+
+    def _find(self, which: str | ActorId | ActorRef | ActorProxy) -> Cell | None:
+        if isinstance(which, (ActorRef, ActorProxy)):
+            which = which.actor_id
+        if isinstance(which, ActorId):
+            return self._cells.get(which.raw)
+        cell = self._names.get(clean_name(which))
+        if cell is None:
+            try:
+                return self._cells.get(ActorId(which).raw)
+            except ConfigError:
+                return None
+        return cell
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    async def resolve(
+        self, name: str, *, cls: Any = None, node_id: str | int | NodeId | None = None, timeout: float | None = None
+    ) -> ActorProxy:
+        """One actor that serves under `name`: of several instances, each in turn.
+
+        Args:
+            name: Its name.
+            cls: Class whose methods the proxy knows; none: it forwards any.
+            node_id: Only on this node.
+            timeout: Seconds to wait for the name to appear; None: it must be known now.
+
+        Raises:
+            NameNotFoundError: Nobody serves under it.
+        """
+        name = clean_name(name)
+        node = node_of(node_id)
+        methods = None if cls is None else method_names(cls)
+        private = self._names.get(name)
+        if private is not None and not private.public and private.state >= OPEN and node in (None, self._node_id):
+            return ActorProxy(self.ref_of(private), methods)
+        if timeout is not None and timeout < 0:
+            raise ValueError(f"timeout={timeout}: expected seconds, 0 or more, or None")
+        bridge = bridge_of(asyncio.get_running_loop())
+        raw = None if node is None else node.raw
+        found = await bridge.run(lambda token: self.core.resolve(bridge.core, token, name, raw, timeout or 0.0))
+        return ActorProxy(self._ref_from(found), methods)
+
+    async def resolve_named(
+        self, name: str, node_id: str | int | NodeId | None = None, timeout: float | None = None
+    ) -> ActorRef:
+        """`resolve`, as a bare reference."""
+        return (await self.resolve(name, node_id=node_id, timeout=timeout)).ref
+
+    async def refer(self, actorid: ActorId | str) -> ActorRef:
+        """The actor with this id, wherever in the cluster it lives.
+
+        Raises:
+            ConfigError: The text is no id. (It is a ValueError.)
+            ActorNotFoundError: No node knows it.
+        """
+        actor = actorid if isinstance(actorid, ActorId) else ActorId.from_str(actorid)
+        cell = self._cells.get(actor.raw)
+        if cell is not None:
+            return self.ref_of(cell)
+        for found in self.core.names().values():
+            for one in found:
+                if one["actor_id"] == str(actor):
+                    return self._ref_from(one)
+        from pulsing.core._service import find_there
+
+        ref = await find_there(self, actor)
+        if ref is None:
+            raise ActorNotFoundError(f"no node of the cluster has an actor {actor}: it was stopped or never lived")
+        return ref
+
+    actor_ref = refer
+
+    def ref_of(self, cell: Cell) -> ActorRef:
+        """A reference to an actor of this node."""
+        return ActorRef(self, self._node_id, cell.id, cell.name)
+
+    def _ref_from(self, found: dict[str, Any]) -> ActorRef:
+        return ActorRef(self, NodeId(found["node_id"]), ActorId(found["actor_id"]), found["name"])
+
+    async def members(self) -> list[dict[str, Any]]:
+        """The nodes of the cluster: node_id (hex), addr, state (alive, suspect, down, left), status, me."""
+        return [{**member, "status": _STATUS[member["state"]]} for member in self.core.members()]
+
+    async def get_named_instances(self, name: str) -> list[dict[str, Any]]:
+        """The instances of a name: name, node_id, actor_id, addr, class, metadata."""
+        return self.core.instances(clean_name(name))
+
+    async def all_named_actors(self) -> list[dict[str, Any]]:
+        """Every published name: name, instance_count, instances."""
+        return [
+            {"name": name, "instance_count": len(found), "instances": found}
+            for name, found in self.core.names().items()
+        ]
+
+    def local_actor_names(self) -> list[str]:
+        """Names of the actors on this node, the runtime's own left out."""
+        return sorted(name for name, cell in self._names.items() if not cell.internal)
+
+    async def system(self) -> ActorRef:
+        """This node's own service actor."""
+        return await self.remote_system(self._node_id)
+
+    async def remote_system(self, node_id: str | int | NodeId) -> ActorRef:
+        """The service actor of a node.
+
+        Raises:
+            NameNotFoundError: The node is not a member, or is no Python node.
+        """
+        return await self.resolve_named(SERVICE_NAME, node_id=node_id, timeout=1.0)
+
+    async def watch_names(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls `callback` whenever members or names may have changed; returns what ends that."""
+        bridge = bridge_of(asyncio.get_running_loop())
+        token = bridge.token(lambda _: callback())
+        self.core.watch(bridge.core, token)
+        return lambda: bridge.forget(token)
+
+    # -- for the rest of the package ----------------------------------------------------------------------------------
+
+    async def run_core(self, start: Callable[[_core.System, _core.Bridge, int], None]) -> Any:
+        """Starts an operation of the extension that reports to a token, and returns its result."""
+        bridge = bridge_of(asyncio.get_running_loop())
+        return await bridge.run(lambda token: start(self.core, bridge.core, token))
+
+    def cell(self, actor: ActorId) -> Cell | None:
+        """A running actor of this node."""
+        return self._cells.get(actor.raw)
+
+    def cells(self) -> Sequence[Cell]:
+        """The actors of this node."""
+        return list(self._cells.values())
+
+    def label_of(self, raw: bytes) -> str:
+        """How messages name an actor."""
+        cell = self._cells.get(raw)
+        return cell.label if cell is not None else raw.hex()
+
+    def set_metadata(self, cell: Cell, values: dict[str, str]) -> None:
+        """Replaces published metadata keys of an actor."""
+        cell.metadata = {**cell.metadata, **{key: str(value) for key, value in values.items()}}
+        if cell.key and not self.is_shut_down:
+            try:
+                self.core.set_metadata(cell.id.raw, cell.metadata)
+            except _core.CoreError as error:
+                raise from_core(error.args) from None  # type: ignore[arg-type]
+
+    def withdraw(self, cell: Cell) -> None:
+        """Takes an actor's name off the cluster; idempotent."""
+        if cell.key:
+            self.core.unregister(cell.id.raw)
+
+    def remove(self, cell: Cell) -> None:
+        """Forgets an actor that has ended."""
+        self.withdraw(cell)
+        self._bridge.forget(cell.key)
+        self._cells.pop(cell.id.raw, None)
+        if cell.name is not None and self._names.get(cell.name) is cell:
+            del self._names[cell.name]
+
+    def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Runs `work` on the system's loop until it ends or the system does."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def copied(self, value: Any) -> Any:
+        """`value` after a trip through pickle (``PULSING_DEBUG_COPY=1``)."""
+        from pulsing.core._pickle import dumps, loads
+
+        return loads(*dumps(value), self)
+
+    def flush_counts(self) -> None:
+        """Tells the node's metrics what happened in Python."""
+        counts, self.counts = self.counts, Counts()
+        self.core.count(
+            messages=counts.local,
+            restarts=counts.restarts,
+            streams=counts.streams,
+            stream_items=counts.stream_items,
+            dead_letters=counts.dead_letters,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ActorSystem {self._node_id} at {self.addr}{', shut down' if self.is_shut_down else ''}>"
+
+
+def _factory(actor: Any, policy: RestartPolicy) -> Callable[[], Any]:
+    if isinstance(actor, (ActorProxy, ActorRef)):
+        raise TypeError(f"{actor!r} is an actor already")
+    if isinstance(actor, ActorClass):
+        return actor.cls
+    if inspect.isclass(actor) or inspect.isroutine(actor) or (callable(actor) and not _is_actor(actor)):
+        return actor  # type: ignore[no-any-return]
+    if policy.restarts:
+        raise TypeError(
+            f"restart_policy={policy.policy!r} needs a zero-argument factory, such as the class or a lambda: a "
+            f"{type(actor).__name__} that failed cannot be made again"
+        )
+    if not _is_actor(actor):
+        raise TypeError(f"{actor!r} cannot be an actor: it has neither receive() nor public methods")
+    return _giving(actor)
+
+
+def _is_actor(actor: Any) -> bool:
+    return callable(getattr(actor, "receive", None)) or bool(method_names(type(actor)))
+
+
+def _giving(actor: Any) -> Callable[[], Any]:
+    """A factory that gives out one instance."""
+    return lambda: actor
