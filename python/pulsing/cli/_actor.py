@@ -1,17 +1,24 @@
 """`pulsing actor`: one node, one actor, until a signal."""
 
 import asyncio
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
-from pulsing.cli import _constructor, _load, _settings
-from pulsing.cli._errors import FailureError
+from pulsing.cli import _constructor, _load, _logging, _settings
+from pulsing.cli._errors import FailureError, MisuseError
+
+if TYPE_CHECKING:
+    from pulsing.core import ActorId, ActorSystem
 
 DEFAULT_NAME = "worker"
+# What requests in progress get to finish after the first signal; a second signal ends them.
+_GRACE = 30.0
 _SAY_EVERY = 5.0
-
-T = TypeVar("T")
+_LOOK_EVERY = 0.5
 
 
 def class_help(path: str) -> str:
@@ -40,22 +47,18 @@ def run(
         options: canonical names of the options before `--`.
 
     Raises:
-        MisuseError: before anything was started.
-        FailureError: the node or the actor did not come up, or the actor died.
+        MisuseError: what was asked for cannot be meant.
+        FailureError: the node or the actor did not come up, or the actor ended by itself.
     """
     settings = _settings.resolve(flags, config)
     found, constructor = _constructor_of(path)
     arguments = _constructor.arguments(constructor, tokens, defines, options)
-    actor_name = name if name is not None else getattr(_load.actor_class(found, path), "default_name", DEFAULT_NAME)
-    _configure_logging(settings["log_level"], settings["log_format"])
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(found, path, actor_name, settings, arguments))
-    except FailureError:
-        raise
-    except KeyboardInterrupt:
-        # asyncio turns a SIGINT that came before our handlers into this; nothing was started then.
-        sys.exit(130)
+    if name is None:
+        name = str(getattr(_load.actor_class(found, path), "default_name", DEFAULT_NAME))
+    _logging.configure(settings["log_level"], settings["log_format"])
+    say = _logging.speaker(settings["log_format"])
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(found, name, settings, arguments, say))
 
 
 def _constructor_of(path: str) -> tuple[Any, _constructor.Constructor]:
@@ -72,6 +75,105 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+async def _serve(
+    found: Any, name: str, settings: dict[str, Any], arguments: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    import pulsing as pul
+
+    signalled = _first_signal(say)
+    try:
+        running = await _unless(signalled, _start(found, name, settings, arguments, say))
+        if running is None:
+            return
+        system, actor_id = running
+        say(f"{name} started at {system.addr}")
+        while not signalled.done():
+            await asyncio.wait([signalled], timeout=_LOOK_EVERY)
+            if not signalled.done() and system.cell(actor_id) is None:
+                raise FailureError(f"{name} ended by itself")
+    finally:
+        await pul.shutdown(grace=_GRACE)
+
+
+async def _start(
+    found: Any, name: str, settings: dict[str, Any], arguments: dict[str, Any], say: Callable[[str], None]
+) -> "tuple[ActorSystem, ActorId]":
+    import pulsing as pul
+    from pulsing.core import ActorClass
+    from pulsing.exceptions import ConfigError, InvalidNameError, PulsingError
+
+    try:
+        async with _telling_what_it_waits_for(settings["seeds"], say):
+            system = await pul.init(
+                settings["addr"],
+                seeds=settings["seeds"],
+                cluster=settings["cluster"],
+                insecure=settings["insecure"],
+                join_timeout=settings["join_timeout"] or None,
+                observe=settings["observe"],
+            )
+    except ConfigError as error:
+        raise MisuseError(str(error)) from error
+    except PulsingError as error:
+        raise FailureError(str(error)) from error
+    try:
+        if isinstance(found, ActorClass):
+            proxy = await found.spawn(name=name, public=True, **arguments)
+            return system, proxy.ref.actor_id
+        ref = await system.spawn(lambda: found(**arguments), name=name, public=True)
+    except InvalidNameError as error:
+        raise MisuseError(str(error)) from error
+    except Exception as error:
+        # Constructors and on_start hooks raise what they like; the user wants its words, and the place at debug level.
+        _logging.trace_of(error)
+        raise FailureError(f"{name} did not start: {type(error).__name__}: {error}") from error
+    return system, ref.actor_id
+
+
+@asynccontextmanager
+async def _telling_what_it_waits_for(seeds: Sequence[str], say: Callable[[str], None]) -> AsyncIterator[None]:
+    async def tell() -> None:
+        waited = 0.0
+        while True:
+            # The first time early: somebody may look at the terminal.
+            pause = 1.0 if not waited else _SAY_EVERY
+            await asyncio.sleep(pause)
+            waited += pause
+            say(f"waiting for seeds {', '.join(seeds)} ({waited:.0f} s)")
+
+    telling = asyncio.ensure_future(tell()) if seeds else None
+    try:
+        yield
+    finally:
+        if telling is not None:
+            telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await telling
+
+
+def _first_signal(say: Callable[[str], None]) -> asyncio.Future[int]:
+    """Resolves with the first SIGTERM or SIGINT; the second ends the process with 128 plus its number."""
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[int] = loop.create_future()
+
+    def caught(number: int) -> None:
+        if first.done():
+            os._exit(128 + number)
+        say(f"{signal.Signals(number).name}: stopping; another one ends it at once")
+        first.set_result(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, caught, number)
+    return first
+
+
+async def _unless(signalled: asyncio.Future[int], work: Any) -> Any:
+    """The result of `work`, or None when a signal comes first: `work` is cancelled then."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({signalled, task}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return None

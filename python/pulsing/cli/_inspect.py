@@ -161,7 +161,7 @@ def actors(source: Source, view: View) -> None:
         return
     echo(f"{title}: {_plural(len(rows), 'actor')} under {_plural(len({row['name'] for row in rows}), 'name')}")
     header: tuple[str, ...] = ("Name", "Class", "Address", "State", "Model")
-    table = [
+    table: list[tuple[str, ...]] = [
         (
             row["name"] or "-",
             row["class"],

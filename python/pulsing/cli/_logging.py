@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 
 _LEVELS = {"error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 # Python has no level below debug.
@@ -28,6 +29,24 @@ def configure(level: str, form: str) -> None:
     root.setLevel(max(logging.WARNING, _LEVELS[level]))
     logging.getLogger("pulsing").setLevel(_LEVELS[level])
     logging.captureWarnings(capture=True)
+
+
+def speaker(form: str) -> Callable[[str], None]:
+    """Says what a person at the terminal waits for, at any log level; as JSON where every line must be."""
+    formatter = JsonFormatter()
+
+    def say(text: str) -> None:
+        if form == "json":
+            text = formatter.format(logging.LogRecord("pulsing.cli", logging.INFO, "", 0, text, None, None))
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    return say
+
+
+def trace_of(error: BaseException) -> None:
+    """Logs where an error came from, at debug level."""
+    logging.getLogger("pulsing.cli").debug("%s", error, exc_info=error)
 
 
 def _stamp(record: logging.LogRecord) -> str:

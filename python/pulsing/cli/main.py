@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): Python would complain again when it flushes at exit.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(1)
 
 
