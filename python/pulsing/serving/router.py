@@ -213,7 +213,7 @@ class Router(Actor):
             request_timeout=self.request_timeout,
         )
         # With port 0 only now known.
-        cell.metadata["http"] = self._runner.addr
+        self.set_metadata(http=self._runner.addr)
         _log.info("Router serves %r on http://%s for workers named %r", self.model_name, self.addr, self.worker_name)
 
     async def on_stop(self) -> None:
