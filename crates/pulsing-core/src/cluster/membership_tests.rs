@@ -180,3 +180,35 @@ fn a_late_timer_counts_against_ones_own_health_and_accuses_nobody() {
     assert_eq!(accused, []);
     assert_eq!(nodes[0].members()[0].state, MemberState::Suspect, "probed afresh, not condemned");
 }
+
+#[test]
+fn a_probe_that_went_unanswered_during_our_own_pause_is_no_suspicion() {
+    let mut peer = Membership::new(identity(2), Preset::Lan, 2);
+    let mut sleeper = Membership::new(identity(1), Preset::Lan, 1);
+    peer.join(at(1), identity(1));
+    while let Some(output) = peer.poll() {
+        if let MembershipOutput::Send { data, .. } = output {
+            sleeper.handle_data(at(1), &data).unwrap();
+        }
+    }
+    // The first probe goes out in time, and nobody hears it; what was due next fires after a minute of sleep.
+    let mut suspected = false;
+    for wake in [at(501), at(60_000)] {
+        let mut timers = Vec::new();
+        while let Some(output) = sleeper.poll() {
+            match output {
+                MembershipOutput::Timer { timer, .. } => timers.push(timer),
+                MembershipOutput::Event(event) => suspected |= matches!(event, MemberEvent::Suspect(_)),
+                MembershipOutput::Send { .. } => {}
+            }
+        }
+        timers.sort_by_key(|timer| timer.due);
+        for timer in timers.into_iter().filter(|timer| timer.due <= Some(wake)) {
+            sleeper.handle_timer(wake, timer);
+        }
+    }
+    while let Some(output) = sleeper.poll() {
+        suspected |= matches!(output, MembershipOutput::Event(MemberEvent::Suspect(_)));
+    }
+    assert!(!suspected);
+}
