@@ -271,7 +271,7 @@ class TestTemplate:
 class TestLogprobs:
     def test_chat(self, worker: TransformersWorker) -> None:
         deltas = run(worker, chat(temperature=0, logprobs=True, top_logprobs=2))
-        content = [entry for delta in deltas if delta.logprobs for entry in json.loads(delta.logprobs)["content"]]
+        content = [entry for delta in deltas if delta.logprobs for entry in delta.logprobs["content"]]
         assert len(content) == len(tokens(deltas))
         for entry in content:
             assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
@@ -280,7 +280,7 @@ class TestLogprobs:
 
     def test_completions(self, worker: TransformersWorker) -> None:
         deltas = run(worker, completion(temperature=0, logprobs=2))
-        parts = [json.loads(delta.logprobs) for delta in deltas if delta.logprobs]
+        parts = [delta.logprobs for delta in deltas if delta.logprobs]
         assert all(set(part) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"} for part in parts)
         assert sum(len(part["tokens"]) for part in parts) == len(tokens(deltas))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["in_daemon_thread"]
+__all__ = ["in_daemon_thread", "usable_cores"]
 
 T = TypeVar("T")
 
@@ -48,3 +49,8 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
-import os
 import re
 from collections.abc import AsyncIterator
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from pulsing.serving._model_files import ModelSource
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._sampling import Sampler, SamplingDefaults
 from pulsing.serving._text import StopFilter
+from pulsing.serving._threads import usable_cores
 from pulsing.serving.worker import Delta, Usage, Worker
 
 __all__ = ["TransformersWorker"]
@@ -133,7 +133,7 @@ class TransformersWorker(Worker):
         threads = self._threads
         if threads is None and device == "cpu":
             # One core stays free for the event loop, the network and a Router on the same machine.
-            threads = max(1, _cores() - 1)
+            threads = max(1, usable_cores() - 1)
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -289,10 +289,6 @@ class TransformersWorker(Worker):
     def _limit(self, request: GenerateRequest, prompt_tokens: int) -> int:
         limit = self._max_new_tokens if request.max_tokens is None else request.max_tokens
         return min(limit, self.max_model_len - prompt_tokens) if self.max_model_len else limit
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pick_device(torch: Any, wanted: str) -> str:
