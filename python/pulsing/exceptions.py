@@ -28,9 +28,9 @@
         ├── PulsingTimeoutError             a deadline passed                   (also TimeoutError)
         └── PulsingUnsupportedError         the actor does not offer this
 
-``err.state_changed`` says whether the callee may have run ("no", "maybe", "yes"), ``err.retry_safe`` whether a retry cannot
-run it twice. An exception that an actor raises arrives as its own type, with the remote traceback as its ``__cause__``; one
-that cannot be rebuilt here arrives as `PulsingActorError` naming the type.
+``err.state_changed`` says whether the callee may have run ("no", "maybe", "yes"), ``err.retry_safe`` whether a retry
+cannot run it twice. An exception that an actor raises arrives as its own type, with the remote traceback as its
+``__cause__``; one that cannot be rebuilt here arrives as `PulsingActorError` naming the type.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class PulsingError(Exception):
         return self.state_changed == "no"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default rebuilds an exception from `args`, which is only the text: constructors with more would not take it.
+        # The default rebuilds an exception from `args`, which is only the text: constructors with more would not
+        # take it.
         return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 

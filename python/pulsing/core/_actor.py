@@ -37,7 +37,8 @@ class _Delayed:
                 await asyncio.sleep(delay)
                 await cell.system.ref_of(cell)._tell(OP_CALL, name, args, kwargs)
 
-            return cell.system.background(later())
+            task: asyncio.Task[None] = cell.system.background(later())
+            return task
 
         return schedule
 
@@ -71,7 +72,8 @@ class Actor(ABC):  # noqa: B024 - receive is optional: an actor may offer method
     """
 
     async def receive(self, msg: Any) -> Any:
-        """Handles one message; what it returns is the answer. May be sync, or return a generator to answer with a stream.
+        """Handles one message; what it returns is the answer. May be sync, or return a generator to answer with a
+        stream.
 
         Raises:
             PulsingUnsupportedError: The class does not override it.
@@ -81,10 +83,10 @@ class Actor(ABC):  # noqa: B024 - receive is optional: an actor may offer method
             f"{type(self).__qualname__} takes no messages: it has no receive(). Its methods: {methods}"
         )
 
-    def on_start(self, actor_id: ActorId) -> Any:
+    def on_start(self, actor_id: ActorId) -> Any:  # noqa: B027 - optional hook
         """Runs before the first message; may be async. What it raises, `spawn` raises."""
 
-    def on_stop(self) -> Any:
+    def on_stop(self) -> Any:  # noqa: B027 - optional hook
         """Runs after the last message; may be async."""
 
     def metadata(self) -> dict[str, str]:

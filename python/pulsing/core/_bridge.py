@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
@@ -41,13 +42,20 @@ class LoopBridge:
         """Drops what waits for `token`; later events for it are ignored."""
         self.handlers.pop(token, None)
 
-    async def run(self, start: Callable[[int], None]) -> Any:
-        """Starts an operation that reports to a token, and returns its result."""
+    async def run(self, start: Callable[[int], None], orphan: Callable[[Any], None] | None = None) -> Any:
+        """Starts an operation that reports to a token, and returns its result.
+
+        Args:
+            start: Starts it, given the token.
+            orphan: Takes a result that comes after the caller was cancelled.
+        """
         future: asyncio.Future[Any] = self.loop.create_future()
 
         def done(event: Event) -> None:
             self.forget(event[1])
             if future.done():
+                if orphan is not None and event[0] == DONE:
+                    orphan(event[2])
                 return
             if event[0] == ERROR:
                 future.set_exception(from_core(event[2]))
@@ -57,9 +65,15 @@ class LoopBridge:
         token = self.token(done)
         try:
             start(token)
-            return await future
-        finally:
+        except BaseException:
             self.forget(token)
+            raise
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if orphan is None:
+                self.forget(token)
+            raise
 
     def close(self) -> None:
         """The loop ends: nothing is delivered any more."""
@@ -80,11 +94,12 @@ class LoopBridge:
                 continue
             try:
                 handler(event)
-            except Exception:
+            except Exception:  # noqa: BLE001 - one bad event must not cost the loop the others
                 _log.exception("internal error while delivering event %r", event[:2])
 
     def _watch_loop_end(self) -> None:
-        # A loop has no hook for its end, but `asyncio.run` closes the asynchronous generators that began in it, ours last
+        # A loop has no hook for its end, but `asyncio.run` closes the asynchronous generators that began in it, ours
+        # last
         # of all users' tasks: that is when systems which nobody shut down leave the cluster.
         async def sentinel() -> AsyncGenerator[None, None]:
             try:
@@ -93,15 +108,13 @@ class LoopBridge:
                 for closer in list(self.closers):
                     try:
                         await closer()
-                    except Exception:
+                    except Exception:  # noqa: BLE001 - the other systems of this loop still have to leave
                         _log.exception("could not shut down an actor system at the end of its loop")
                 self.close()
 
         self._sentinel = sentinel()
-        try:
+        with contextlib.suppress(StopIteration):
             self._sentinel.asend(None).send(None)
-        except StopIteration:
-            pass
 
 
 _bridges: dict[int, LoopBridge] = {}

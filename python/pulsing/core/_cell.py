@@ -214,7 +214,7 @@ class Cell:
             self._waiting.append(d)
             d.arm()
         elif d.no_wait:
-            text = f"mailbox of actor {self.label} is full ({self.capacity} waiting messages); wait, or call without no_wait"
+            text = f"mailbox of actor {self.label} is full ({self.capacity} messages wait); wait, or call without no_wait"
             d.fail(refuse_as(MailboxFull(text), "mailbox_full", "", self.capacity))
         else:
             self._overflow.append(d)
@@ -308,7 +308,7 @@ class Cell:
         begun = time.perf_counter()
         try:
             result = self._context.copy().run(_call_in, self, d)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
             self._leave_exclusive(d)
             self._fail(d, error)
         except BaseException as error:
@@ -349,7 +349,7 @@ class Cell:
             await work
         except asyncio.CancelledError:
             d.fail(d.cancel_reason or _cancelled_itself(self, d))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._fail(d, error)
         except SystemExit:
             self._ended_itself(d)
@@ -378,7 +378,8 @@ class Cell:
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
-            # The thread cannot be stopped, and the actor stays busy until it returns; the caller need not wait for that.
+            # The thread cannot be stopped, and the actor stays busy until it returns; the caller need not wait for
+            # that.
             d.fail(d.cancel_reason or _cancelled_itself(self, d))
             if self.state < STOPPING:
                 await asyncio.wait([job])
@@ -526,7 +527,7 @@ class Cell:
         try:
             async with asyncio.timeout(_HOOK_LIMIT):
                 await self._hook("on_stop")
-        except Exception:
+        except Exception:  # noqa: BLE001 - the actor ends all the same
             _log.exception("on_stop of actor %s failed", self.label)
 
     # -- protocols ----------------------------------------------------------------------------------------------------

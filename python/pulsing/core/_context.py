@@ -6,7 +6,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pulsing.core._cell import Cell, Delivery
+    from pulsing.core._cell import Cell
+    from pulsing.core._delivery import Delivery
 
 
 class CallContext:

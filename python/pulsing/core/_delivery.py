@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pulsing.core._dispatch import MethodSpec
@@ -155,14 +155,14 @@ class Delivery:
         elif self.task is not None:
             self.task.cancel()
 
-    def abandon(self) -> Awaitable[None] | None:
-        """The caller has gone. Returns what to await for the handler's end."""
+    def abandon(self) -> asyncio.Task[None] | None:
+        """The caller has gone. Returns the handler's task, which is ending."""
         from pulsing.core._cell import stopped
 
         if self.cell is None or self.state == DONE:
             return None
         self.cancel(stopped(self.cell))
-        return _ended(self.task) if self.task is not None and self.task is not asyncio.current_task() else None
+        return self.task if self.task is not asyncio.current_task() else None
 
     def admitted(self) -> None:
         """There was room in the mailbox."""
@@ -173,7 +173,3 @@ class Delivery:
         """Done when the message has a place in the mailbox, or has ended."""
         self._accepted = self._loop.create_future()
         return self._accepted
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    await asyncio.wait([task])

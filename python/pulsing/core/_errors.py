@@ -61,7 +61,9 @@ def refuse_as(error: ex.PulsingError, kind: str, detail: str = "", number: float
 
 
 def encode(error: BaseException) -> tuple[str, str, int, bytes, str]:
-    """``(type_name, message, code, data, traceback)`` of a handler's exception; data is empty if it cannot be pickled."""
+    """``(type_name, message, code, data, traceback)`` of a handler's exception; data is empty if it cannot be
+    pickled.
+    """
     from pulsing.core._pickle import dumps_whole
 
     kind = type(error)

@@ -68,7 +68,7 @@ async def init(
         PulsingRuntimeError: It runs with other arguments, or on another event loop.
         BindError, JoinError, RefusedError, ConfigError: As they say.
     """
-    global _system, _starting, _starting_with
+    global _system, _starting, _starting_with  # noqa: PLW0603 - the process has one
     check_fork()
     config = _config(
         addr,
@@ -98,14 +98,15 @@ async def init(
     if running is not None:
         if running.loop is not loop:
             raise PulsingRuntimeError(
-                "pul.init() was called on another event loop of this process; use pul.actor_system() for a second system"
+                "pul.init() was called on another event loop of this process; pul.actor_system() starts a second system"
             )
         _same(running.config, config)
         return running
     _starting_with = config
     _starting = loop.create_task(ActorSystem.create(config))
     try:
-        _system = await asyncio.shield(_starting)
+        # Cancelling this call cancels the start; who else waits for it is told so.
+        _system = await _starting
     finally:
         _starting = None
     return _system
@@ -120,7 +121,7 @@ def _same(before: SystemConfig | None, now: SystemConfig) -> None:
 
 
 def _current() -> ActorSystem | None:
-    global _system
+    global _system  # noqa: PLW0603 - as above
     if _system is not None and (_system.is_shut_down or _system.loop.is_closed()):
         _system = None
     return _system

@@ -79,7 +79,7 @@ class _Id:
         return f"{type(self).__name__}({self.raw.hex()})"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.raw == other.raw  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.raw == other.raw
 
     def __hash__(self) -> int:
         return hash(self.raw)

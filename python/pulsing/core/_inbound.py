@@ -146,7 +146,7 @@ class Inlet:
                 if not call.answered:
                     raw.refuse("cancelled" if call.cancelled else "actor_stopped")
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
                 if call.answered or call.cancelled:
                     # The consumer has gone: nobody is left to tell.
                     _log.debug("%s.on_protocol_call ended after its caller", cell.label, exc_info=error)
@@ -159,7 +159,11 @@ class Inlet:
                     raw.refuse("protocol", f"{cell.label}.on_protocol_call returned without an answer")
 
         task = cell.run_protocol(work)
-        self._bridge.handlers[raw.token] = lambda _: task.cancel() and None
+
+        def cancelled(_: Event) -> None:
+            task.cancel()
+
+        self._bridge.handlers[raw.token] = cancelled
 
     def _deliver(self, call: _core.InboundCall) -> None:
         cell = self._cell
@@ -236,7 +240,7 @@ def resolve_call(
         receive = receive_of(type(cell.instance))
         if receive is None:
             raise PulsingUnsupportedError(
-                f"actor {cell.label} has no receive() for messages; call its methods: {', '.join(sorted(methods)) or 'none'}"
+                f"actor {cell.label} has no receive() for messages; its methods: {', '.join(sorted(methods)) or 'none'}"
             )
         return receive, args, kwargs
     raise PulsingRuntimeError(f"unknown operation {op} in a call: the caller runs another version of Pulsing")

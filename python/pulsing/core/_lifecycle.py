@@ -27,7 +27,7 @@ def prepare() -> None:
     Raises:
         PulsingRuntimeError: This process was forked from one that had started Pulsing.
     """
-    global _owner
+    global _owner  # noqa: PLW0603 - the process has one
     check_fork()
     if _owner is None:
         _owner = os.getpid()

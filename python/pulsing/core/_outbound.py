@@ -139,12 +139,12 @@ class _Call:
             self._settle()
         elif kind == _bridge.ERROR:
             self._bridge.forget(self.token)
-            error = from_core(event[2])
+            failure = from_core(event[2])
             if self._reader is None:
-                self._failure = error
+                self._failure = failure
                 self._settle()
             else:
-                self._finish(error)
+                self._finish(failure)
         elif kind == _bridge.STREAM_START:
             import weakref
 

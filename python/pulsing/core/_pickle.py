@@ -1,6 +1,7 @@
 """Pickle protocol 5 with out-of-band buffers: arrays and tensors are not copied into the pickle.
 
-Classes and functions of ``__main__``, lambdas and local classes exist on this node only: what holds one is pickled by value
+Classes and functions of ``__main__``, lambdas and local classes exist on this node only: what holds one is pickled
+by value
 with cloudpickle instead.
 """
 

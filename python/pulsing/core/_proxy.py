@@ -26,8 +26,10 @@ class ActorProxy:
 
     ``await proxy.method(...)`` returns its result; ``async for item in proxy.method(...)`` iterates what a generator
     yields, and so does the awaited value of one. ``proxy.method.options(timeout=1.0)(...)`` and
-    ``proxy.options(no_wait=True).method(...)`` change how calls are made. A typed proxy knows its methods: anything else is
-    an AttributeError. `ask`, `tell`, `as_any`, `as_type`, `options`, `ref`, `actor_id`, `node_id` and `is_local` are the
+    ``proxy.options(no_wait=True).method(...)`` change how calls are made. A typed proxy knows its methods: anything
+    else is
+    an AttributeError. `ask`, `tell`, `as_any`, `as_type`, `options`, `ref`, `actor_id`, `node_id` and `is_local` are
+    the
     proxy's own.
     """
 
@@ -140,13 +142,15 @@ class BoundMethod:
 
 
 class MethodCall(Coroutine[Any, Any, Any]):
-    """A call that starts when it is awaited or iterated. A coroutine: `create_task`, `gather` and `wait_for` take it."""
+    """A call that starts when it is awaited or iterated. A coroutine: `create_task`, `gather` and `wait_for` take
+    it.
+    """
 
     __slots__ = ("_coroutine", "_name")
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], name: str) -> None:
         # Its name is what Python's "was never awaited" warning shows.
-        coroutine.__qualname__ = name
+        coroutine.__qualname__ = name  # type: ignore[attr-defined]
         self._coroutine = coroutine
         self._name = name
 

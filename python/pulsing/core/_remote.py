@@ -19,7 +19,8 @@ _wrappers: weakref.WeakValueDictionary[str, ActorClass] = weakref.WeakValueDicti
 class ActorClass:
     """What ``@remote`` makes of a class.
 
-    ``await Cls.spawn(...)`` starts an actor; ``Cls(...)`` makes a plain instance; everything else of the class is reachable
+    ``await Cls.spawn(...)`` starts an actor; ``Cls(...)`` makes a plain instance; everything else of the class is
+    reachable
     through it.
 
     Attributes:
@@ -165,7 +166,7 @@ def import_class(module: str, qualname: str) -> ActorClass:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise PulsingRuntimeError(
-            f"cannot import {module}.{qualname} on this node: {error}; install the code here, or define the class in the "
+            f"cannot import {module}.{qualname} on this node: {error}; install it there, or define the class in the "
             "main program, from where it travels by value",
             error,
         ) from error

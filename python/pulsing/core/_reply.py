@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pulsing import _core
@@ -15,7 +14,7 @@ from pulsing.exceptions import PulsingError, PulsingRuntimeError
 
 if TYPE_CHECKING:
     from pulsing.core._bridge import Event, LoopBridge
-    from pulsing.core._cell import Delivery
+    from pulsing.core._delivery import Delivery
 
 RAW, PICKLE, JSON = 0, 1, 2
 
@@ -120,7 +119,7 @@ class LocalReply:
         if self._resume is not None and not self._resume.done():
             self._resume.set_result(None)
 
-    def _abandon(self) -> Awaitable[None] | None:
+    def _abandon(self) -> asyncio.Task[None] | None:
         return self.delivery.abandon() if self.delivery is not None else None
 
     def try_send(self, item: Any) -> bool:

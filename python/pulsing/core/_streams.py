@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Self
 
 from pulsing.exceptions import PulsingTimeoutError
@@ -18,7 +18,8 @@ IDLE_LIMIT = 300.0
 class StreamReader:
     """Items of a stream, in order.
 
-    Use it in ``async for``; whoever leaves the loop early calls `aclose` (or uses ``async with``), or just drops the object:
+    Use it in ``async for``; whoever leaves the loop early calls `aclose` (or uses ``async with``), or just drops the
+    object:
     either way the producer's ``finally`` runs promptly.
     """
 
@@ -39,12 +40,12 @@ class StreamReader:
         self,
         loop: asyncio.AbstractEventLoop,
         grant: Callable[[int], None],
-        abandon: Callable[[], Awaitable[None] | None],
+        abandon: Callable[[], asyncio.Task[None] | None],
         idle: float | None = IDLE_LIMIT,
     ) -> None:
         self._loop = loop
         self._grant = grant
-        self._abandon: Callable[[], Awaitable[None] | None] | None = abandon
+        self._abandon: Callable[[], asyncio.Task[None] | None] | None = abandon
         self._idle = idle
         self._items: deque[Any] = deque()
         self._taken = 0
@@ -117,7 +118,7 @@ class StreamReader:
         if abandon is not None:
             ending = abandon()
             if ending is not None:
-                await ending
+                await asyncio.wait([ending])
 
     def cancel(self) -> None:
         """`aclose` without waiting for the producer's end."""

@@ -14,8 +14,8 @@ class RestartPolicy:
     """A restart policy, checked.
 
     Args:
-        policy: "never"; "on_failure" (also "on-failure"): after an exception; "always": also when the actor ends itself by
-            raising SystemExit.
+        policy: "never"; "on_failure" (also "on-failure"): after an exception; "always": also when the actor ends itself
+            by raising SystemExit.
         max_restarts: Restarts allowed within `window`; one more failure stops the actor.
         min_backoff: Seconds before the first restart of a series.
         max_backoff: Longest wait in seconds.
@@ -39,7 +39,7 @@ class RestartPolicy:
             raise ValueError(f"max_restarts={self.max_restarts}: expected 0 or more")
         if not 0 <= self.min_backoff <= self.max_backoff:
             raise ValueError(
-                f"min_backoff={self.min_backoff}, max_backoff={self.max_backoff}: expected 0 <= min_backoff <= max_backoff"
+                f"min_backoff={self.min_backoff}, max_backoff={self.max_backoff}: expected 0 <= min <= max"
             )
         if self.window <= 0:
             raise ValueError(f"restart_window={self.window}: expected seconds above 0")
@@ -66,7 +66,7 @@ class RestartBudget:
             self._times.popleft()
         if len(self._times) >= policy.max_restarts:
             return None
-        delay = min(policy.max_backoff, policy.min_backoff * 2 ** len(self._times))
+        delay = min(policy.max_backoff, policy.min_backoff * 2.0 ** len(self._times))
         self._times.append(now)
         # Actors that failed together must not come back together.
         return delay * random.uniform(0.5, 1.0)

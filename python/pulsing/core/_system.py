@@ -126,7 +126,7 @@ class ActorSystem:
             )
 
         try:
-            core = await bridge.run(start)
+            core = await bridge.run(start, orphan=lambda late: late.shutdown(bridge.core, bridge.core.token()))
         except _core.CoreError as error:
             raise from_core(error.args) from None  # type: ignore[arg-type]
         system = cls(core, bridge, config)
@@ -322,7 +322,8 @@ class ActorSystem:
             raise from_core(error.args) from None  # type: ignore[arg-type]
 
     def mount(self, instance: Any, name: str, public: bool = True) -> None:
-        """Makes any object an actor; from the system's loop without waiting for an async `on_start`, from other threads with.
+        """Makes any object an actor; from the system's loop without waiting for an async `on_start`, from other
+        threads with.
 
         Raises:
             NameTakenError: The name has a holder on this node.
@@ -345,7 +346,7 @@ class ActorSystem:
             try:
                 await cell.run_on_start()
                 cell.open()
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever the user's hook raises
                 _log.exception("on_start of mounted actor %s failed: it is unmounted", name)
                 await cell.stop(0.0)
 

@@ -1,4 +1,6 @@
-"""Threads for blocking methods. Daemons: a method that never returns must not keep the interpreter from exiting (R13)."""
+"""Threads for blocking methods. Daemons: a method that never returns must not keep the interpreter from exiting
+(R13).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _idle = 0
 
 
 def _work() -> None:
-    global _idle
+    global _idle  # noqa: PLW0603 - one pool a process
     while True:
         with _ready:
             _idle += 1

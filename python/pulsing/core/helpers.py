@@ -38,7 +38,9 @@ async def tell_with_timeout(ref: Any, msg: Any, timeout: float | None = DEFAULT_
 
 
 async def wait_for_signal(*extra: asyncio.Future[Any]) -> int | None:
-    """Returns the first SIGTERM or SIGINT, or None when one of `extra` is done; from then on the next signal exits with code 1."""
+    """Returns the first SIGTERM or SIGINT, or None when one of `extra` is done; the next signal then exits with code
+    1.
+    """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[int] = loop.create_future()
 

@@ -1,0 +1,59 @@
+"""What the runtime's tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pulsing as pul
+
+LIMIT = 60.0
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a test's coroutine; a hang is a failure, not a stuck run."""
+
+    async def limited() -> Any:
+        async with asyncio.timeout(LIMIT):
+            return await work
+
+    return asyncio.run(limited())
+
+
+@asynccontextmanager
+async def local_system(**settings: Any) -> AsyncIterator[pul.ActorSystem]:
+    """A system of its own on loopback."""
+    system = await pul.actor_system("127.0.0.1:0", **settings)
+    try:
+        yield system
+    finally:
+        await system.shutdown(0.0)
+
+
+@asynccontextmanager
+async def cluster(size: int, **settings: Any) -> AsyncIterator[list[pul.ActorSystem]]:
+    """`size` systems that have joined each other."""
+    systems = [await pul.actor_system("127.0.0.1:0", **settings)]
+    try:
+        for _ in range(size - 1):
+            systems.append(await pul.actor_system("127.0.0.1:0", seeds=[systems[0].addr], **settings))
+        yield systems
+    finally:
+        for system in reversed(systems):
+            await system.shutdown(0.0)
+
+
+async def eventually(what: str, condition: Callable[[], bool | Awaitable[bool]], limit: float = 10.0) -> None:
+    """Waits until `condition` holds; fails naming `what` after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while True:
+        held = condition()
+        if not isinstance(held, bool):
+            held = await held
+        if held:
+            return
+        assert time.monotonic() < deadline, f"not within {limit} s: {what}"
+        await asyncio.sleep(0.005)
