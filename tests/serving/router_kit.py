@@ -34,10 +34,7 @@ class Scripted(Worker):
             if command == "hang":
                 yield Delta("begun")
                 await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        except GeneratorExit:
+        except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
             raise
         for word in text.split():
@@ -45,16 +42,12 @@ class Scripted(Worker):
         yield Delta(finish_reason="stop", usage=Usage(1, len(text.split())))
 
 
-async def http(
-    addr: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-) -> tuple[int, dict[str, str], bytes]:
+async def http(addr: str, method: str, path: str, body: Any = None) -> tuple[int, dict[str, str], bytes]:
     """One request on its own connection: status, headers, raw body up to the end of the connection."""
     host, port = addr.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     data = b"" if body is None else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.0", *(f"{name}: {value}" for name, value in (headers or {}).items())]
-    lines.append(f"content-length: {len(data)}")
-    writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+    writer.write(f"{method} {path} HTTP/1.0\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
     try:
         raw = await asyncio.wait_for(reader.read(), 30)
     finally:
@@ -63,8 +56,8 @@ async def http(
             await writer.wait_closed()
     head, _, rest = raw.partition(b"\r\n\r\n")
     first, *others = head.decode().split("\r\n")
-    pairs = (line.split(": ", 1) for line in others)
-    return int(first.split(" ")[1]), {name: value for name, value in pairs}, rest
+    headers = {line.partition(": ")[0]: line.partition(": ")[2] for line in others}
+    return int(first.split(" ")[1]), headers, rest
 
 
 async def chat(addr: str, content: str = "hi", **fields: Any) -> tuple[int, Any]:

@@ -1,13 +1,13 @@
 """kill -9 of a worker under load costs no request that had not begun to stream (S4)."""
 
 import asyncio
+import contextlib
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
-from router_kit import chat, ready, system
+from router_kit import chat, ready, system, until
 
 from pulsing.serving import start_router, stop_router
 
@@ -30,9 +30,8 @@ def test_kill_9_loses_nothing_that_had_not_begun() -> None:
         async with system() as node:
             runner = await start_router(node, "127.0.0.1", 0, "alias")
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-            processes = [
-                subprocess.Popen([sys.executable, "-c", WORKER, node.addr], env=environment) for _ in range(2)
-            ]
+            command = (sys.executable, "-c", WORKER, node.addr)
+            processes = [await asyncio.create_subprocess_exec(*command, env=environment) for _ in range(2)]
             try:
                 await ready(runner.addr, 2)
                 stop = asyncio.Event()
@@ -44,19 +43,18 @@ def test_kill_9_loses_nothing_that_had_not_begun() -> None:
                         statuses.append(status if not stream or body.endswith("[DONE]\n\n") else 0)
 
                 clients = [asyncio.create_task(client(number % 2 == 0)) for number in range(16)]
-                while len(statuses) < 32:
-                    await asyncio.sleep(0.01)
+                await until("the load is on", lambda: len(statuses) >= 32)
                 processes[0].send_signal(signal.SIGKILL)
                 seen = len(statuses)
-                while len(statuses) < seen + 64:
-                    await asyncio.sleep(0.01)
+                await until("the load goes on", lambda: len(statuses) >= seen + 64)
                 stop.set()
                 await asyncio.gather(*clients)
                 assert set(statuses) == {200}, [status for status in statuses if status != 200]
             finally:
                 for process in processes:
-                    process.kill()
-                    process.wait()
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
                 await stop_router(runner, 1)
 
     asyncio.run(asyncio.wait_for(run(), 60))

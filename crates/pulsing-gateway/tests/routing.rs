@@ -66,6 +66,16 @@ async fn requests_spread_by_load_at_once_even_before_any_report() {
 }
 
 #[tokio::test]
+async fn a_worker_that_reports_no_load_is_used_by_what_we_sent_it() {
+    let cluster = FakeCluster::new();
+    let mute = [("kind", "worker"), ("protocol", "1..1"), ("model", "tiny"), ("state", "ready"), ("mute", "")];
+    let workers: Vec<_> = (0..2).map(|_| cluster.worker_with("worker", &mute, hold)).collect();
+    let gateway = cluster.gateway(|_| {}).await;
+    let _clients = open(&gateway, 6).await;
+    assert_eq!(asked(&workers), [3, 3]);
+}
+
+#[tokio::test]
 async fn load_that_other_routers_cause_counts_relative_to_capacity() {
     let cluster = FakeCluster::new();
     let busy = cluster.worker(hold);

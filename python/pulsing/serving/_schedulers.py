@@ -1,8 +1,8 @@
 """Schedulers: which worker takes a request, decided in Python.
 
 A Router places requests in Rust and needs none of these. Give one to `start_router(scheduler=...)`, or return one from
-`Router.scheduler`, to decide in Python instead: it is asked in batches, has 50 ms, and may answer None to leave a request to
-the Router's own policy. They also stand alone, for code that talks to workers itself.
+`Router.scheduler`, to decide in Python instead: it is asked in batches, has 50 ms, and may answer None to leave a
+request to the Router's own policy. They also stand alone, for code that talks to workers itself.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Scheduler(ABC):
         self._system = actor_system
         self._worker_name = worker_name
 
-    async def start(self) -> None:
+    async def start(self) -> None:  # noqa: B027 - most schedulers have nothing to start
         """Runs before the first request."""
 
-    async def stop(self) -> None:
+    async def stop(self) -> None:  # noqa: B027 - nor to stop
         """Runs after the last one."""
 
     async def get_available_workers(self) -> list[dict[str, Any]]:
@@ -275,9 +275,7 @@ _BY_NAME: dict[str, type[Scheduler]] = {
 }
 
 
-def get_scheduler(
-    policy_name: str, actor_system: ActorSystem, worker_name: str = "worker", **kwargs: Any
-) -> Scheduler:
+def get_scheduler(policy_name: str, actor_system: ActorSystem, worker_name: str = "worker", **kwargs: Any) -> Scheduler:
     """The scheduler with this name.
 
     Args:

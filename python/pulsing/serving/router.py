@@ -63,7 +63,7 @@ class _SchedulerActor(Actor):
             worker = self._scheduler.select_worker(text, headers)
             if inspect.isawaitable(worker):
                 worker = await worker
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever a user's scheduler raises
             _log.exception("%s.select_worker failed; the Router's own policy decides", type(self._scheduler).__name__)
             return _FAILED
         # A proxy is as good as the reference behind it.
@@ -155,9 +155,7 @@ class Router(Actor):
         request_timeout: float = 600.0,
         drain_timeout: float = 30.0,
     ) -> None:
-        _check(
-            http_port, scheduler_type, max_requests=max_requests, max_body=max_body, request_timeout=request_timeout
-        )
+        _check(http_port, scheduler_type, max_requests=max_requests, max_body=max_body, request_timeout=request_timeout)
         if drain_timeout < 0:
             raise ConfigError(f"drain_timeout={drain_timeout}: expected seconds, 0 or more")
         for name, value in (("model_name", model_name), ("worker_name", worker_name)):

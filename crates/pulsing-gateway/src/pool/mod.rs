@@ -112,6 +112,12 @@ impl Pool {
         }
     }
 
+    fn reached(&self, worker: &Worker) {
+        if worker.set_reachable(true) {
+            self.publish();
+        }
+    }
+
     /// Why nobody can serve `model` now, as the rest of a sentence that starts "No available workers".
     pub fn explain(&self, model: &str) -> String {
         let names = self.cluster.names();
@@ -215,7 +221,11 @@ async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
         };
         match lost {
             // A Worker that does not report load is known by its metadata and by what we sent it.
-            None | Some(Error::App(_)) => pause = RETRY_MAX,
+            None | Some(Error::App(_)) => {
+                pause = RETRY_MAX;
+                let Some(pool) = pool.upgrade() else { return };
+                pool.reached(&worker);
+            }
             Some(error) => {
                 tracing::debug!(worker = %worker.target().actor, %error, "load reports lost");
                 let Some(pool) = pool.upgrade() else { return };

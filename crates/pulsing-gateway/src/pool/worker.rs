@@ -25,7 +25,7 @@ pub enum State {
     Draining,
     /// Will not serve; its detail says why.
     Failed,
-    /// The last call to it was lost on the way.
+    /// It has not answered yet, or the last call to it was lost on the way.
     Unreachable,
     /// Speaks no version of the protocol that we do.
     Incompatible,
@@ -107,7 +107,9 @@ impl Worker {
             target: instance.target,
             born: Instant::now(),
             facts: ArcSwap::default(),
-            reachable: AtomicBool::new(true),
+            // Until it answers the load subscription: who cannot be reached for that cannot serve, and a Worker of unknown
+            // capacity would be misjudged beside others.
+            reachable: AtomicBool::new(false),
             running: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             capacity: AtomicU32::new(0),

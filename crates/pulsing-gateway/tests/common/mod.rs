@@ -145,6 +145,7 @@ impl FakeCluster {
                 worker.load.receiver_count() > 0
                     || worker.broken.lock().is_some()
                     || worker.metadata.lock()["kind"] != "worker"
+                    || worker.metadata.lock().contains_key("mute")
             })
         })
         .await;
@@ -222,6 +223,9 @@ impl Cluster for FakeCluster {
             let handle = CallHandle(Arc::new(Control { credit, cancel: cancel.clone() }));
             let request: Request = protocol::decode(&payload).unwrap();
             match request.kind.unwrap() {
+                Kind::SubscribeLoad(_) if worker.metadata.lock().contains_key("mute") => {
+                    fail(responder, 400, "no load reports here");
+                }
                 Kind::SubscribeLoad(_) => {
                     tokio::spawn(send_load(worker.load.subscribe(), responder));
                 }
