@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pulsing.cli import _argv
+from pulsing.cli import _argv, _fleet
 from pulsing.cli._errors import CliError, MisuseError
 
 app = typer.Typer(
@@ -223,9 +223,7 @@ def bench() -> None:
     raise MisuseError("`pulsing bench` comes in the next version; this one cannot measure yet.")
 
 
-@app.command(context_settings=_LATER, help="Launch fleets of engine processes (comes in the next version).")
-def fleet() -> None:
-    raise MisuseError("`pulsing fleet` comes in the next version; until then start each worker with `pulsing actor`.")
+app.add_typer(_fleet.app, name="fleet")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -244,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if _constructor_tokens is not None and command != "actor":
             words = f"pulsing {command}" if command else "pulsing"
             raise MisuseError(f"-- means nothing to `{words}`; only `pulsing actor` takes it.")
-        if command not in ("bench", "fleet"):
+        if command != "bench":
             head = _argv.normalise(head, typer.main.get_command(app))
         app(args=head, prog_name="pulsing")
     except CliError as error:
