@@ -13,14 +13,6 @@ use crate::system::Endpoint;
 /// Waiting messages a mailbox holds unless told otherwise (design R3).
 pub const DEFAULT_CAPACITY: usize = 256;
 
-/// What an actor does next.
-pub enum Next {
-    /// Handle this.
-    Call(Call),
-    /// End.
-    Stop,
-}
-
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Call>,
@@ -43,18 +35,18 @@ impl Mailbox {
         Self { actor, capacity, state: Mutex::default(), wake: Notify::new(), kill: Notify::new() }
     }
 
-    /// The next message in arrival order; stop passes those that wait (R4, R14).
-    pub(super) async fn next(&self) -> Next {
+    /// The next message in arrival order; `None` when it is to stop, which passes those that wait (R4, R14).
+    pub(super) async fn next(&self) -> Option<Call> {
         loop {
             {
                 let mut state = self.state.lock();
                 if state.stopping {
-                    return Next::Stop;
+                    return None;
                 }
                 // A caller that gave up while waiting is not served.
                 while let Some(call) = state.waiting.pop_front() {
                     if !call.responder.cancel_signal().is_cancelled() {
-                        return Next::Call(call);
+                        return Some(call);
                     }
                 }
             }

@@ -9,8 +9,8 @@ mod mailbox;
 use std::sync::Arc;
 
 pub use context::{ActorRef, Context};
+pub use mailbox::DEFAULT_CAPACITY;
 use mailbox::Mailbox;
-pub use mailbox::{DEFAULT_CAPACITY, Next};
 
 use crate::call::Call;
 use crate::error::{Error, Result};
@@ -48,7 +48,7 @@ impl System {
         let actor_ref = ActorRef::new(self.clone(), target, Some(Arc::clone(&mailbox)));
         tokio::spawn(async move {
             let _release = started;
-            while let Next::Call(call) = mailbox.next().await {
+            while let Some(call) = mailbox.next().await {
                 let cancel = call.responder.cancel_signal().clone();
                 tokio::select! {
                     () = actor.receive(call, &context) => {}

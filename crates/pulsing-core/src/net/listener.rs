@@ -54,11 +54,11 @@ struct Replay {
 
 impl AsyncRead for Replay {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
-        if buf.remaining() > 0 {
-            if let Some(first) = self.first.take() {
-                buf.put_slice(&[first]);
-                return Poll::Ready(Ok(()));
-            }
+        if buf.remaining() > 0
+            && let Some(first) = self.first.take()
+        {
+            buf.put_slice(&[first]);
+            return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.inner).poll_read(cx, buf)
     }

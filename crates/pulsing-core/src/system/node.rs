@@ -254,12 +254,13 @@ impl System {
         let mut all: Vec<Instance> =
             found.into_iter().filter_map(|(node, entry)| self.0.instance(node, entry)).collect();
         let actors = self.0.actors.read();
-        if let Some(id) = actors.by_name.get(name) {
-            if let Some(actor) = actors.by_id.get(id).filter(|a| !a.spec.lock().public) {
-                let spec = actor.spec.lock();
+        let private = actors.by_name.get(name).and_then(|id| Some((*id, actors.by_id.get(id)?)));
+        if let Some((id, actor)) = private {
+            let spec = actor.spec.lock();
+            if !spec.public {
                 all.push(Instance {
                     name: name.to_owned(),
-                    target: Target { node: self.0.id, actor: *id },
+                    target: Target { node: self.0.id, actor: id },
                     addr: self.addr().to_string(),
                     class: spec.class.clone(),
                     metadata: spec.metadata.clone(),
