@@ -1,5 +1,5 @@
 //! Real processes, kill -9 and SIGSTOP: what M2 and M3 promise. The test binary runs itself as the nodes.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;
 
