@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from models import gguf_path
+
 from pulsing.serving._errors import RequestError
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving.mistralrs import MistralRsWorker
@@ -88,7 +89,7 @@ def test_the_beginning_of_a_stop_string_is_text_when_it_goes_on_otherwise(worker
 
 def test_completions_come_in_one_piece(worker: MistralRsWorker) -> None:
     deltas = run(worker, completion())
-    assert [delta.text for delta in deltas] == [" Paris.\n\n"]
+    assert [delta.text for delta in deltas] == [" Paris.\n"]
     assert counts(deltas) == (5, 3)
     stopped = run(worker, completion(stop="is."))
     assert (text(stopped), stopped[-1].finish_reason) == (" Par", "stop")
@@ -104,7 +105,9 @@ def test_several_choices_and_prompts(worker: MistralRsWorker) -> None:
 
 def test_requests_at_once_take_turns(worker: MistralRsWorker) -> None:
     async def both() -> list[list[Delta]]:
-        return list(await asyncio.gather(collect(worker, chat(max_tokens=3)), collect(worker, completion(max_tokens=2))))
+        return list(
+            await asyncio.gather(collect(worker, chat(max_tokens=3)), collect(worker, completion(max_tokens=2)))
+        )
 
     first, second = asyncio.run(both())
     assert (text(first), text(second)) == ("The capital of", " Paris.")

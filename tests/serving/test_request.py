@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._request import GenerateRequest
 
@@ -30,13 +31,27 @@ def refused(body: Any, api: str = "chat.completions") -> RequestError:
 
 
 class TestBody:
-    @pytest.mark.parametrize("raw", [b'{"model":', b"", b"[1]", b'"text"', b'{"temperature": NaN}', b"\xff\xfe", b"[" * 100_000])
+    @pytest.mark.parametrize(
+        "raw", [b'{"model":', b"", b"[1]", b'"text"', b'{"temperature": NaN}', b"\xff\xfe", b"[" * 100_000]
+    )
     def test_what_is_no_json_object_is_refused(self, raw: bytes) -> None:
         refused(raw)
 
     def test_null_is_absent(self) -> None:
         fields = dict.fromkeys(
-            ["stream", "logprobs", "stop", "tools", "seed", "max_tokens", "n", "temperature", "top_p", "logit_bias", "user"]
+            [
+                "stream",
+                "logprobs",
+                "stop",
+                "tools",
+                "seed",
+                "max_tokens",
+                "n",
+                "temperature",
+                "top_p",
+                "logit_bias",
+                "user",
+            ]
         )
         assert chat(**fields).needs == frozenset()
 
@@ -64,7 +79,10 @@ class TestMessages:
             ([{"role": "user"}], "messages[0].content"),
             ([*USER, {"role": "user", "content": 5}], "messages[1].content"),
             ([{"role": "user", "content": [{"type": "thinking"}]}], "messages[0].content[0]"),
-            ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}], "messages[0].content[1]"),
+            (
+                [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}],
+                "messages[0].content[1]",
+            ),
             ([{"role": "user", "content": "\ud800"}], "messages[0].content"),
             ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
         ],
@@ -144,7 +162,9 @@ class TestValues:
 
     @pytest.mark.parametrize("make", [chat, completion])
     def test_the_edges_are_taken(self, make: Any) -> None:
-        request = make(temperature=0, top_p=0, top_k=-1, n=128, presence_penalty=-2, frequency_penalty=2, seed=-5, max_tokens=1)
+        request = make(
+            temperature=0, top_p=0, top_k=-1, n=128, presence_penalty=-2, frequency_penalty=2, seed=-5, max_tokens=1
+        )
         assert (request.temperature, request.top_p, request.top_k, request.n, request.seed) == (0, 0, None, 128, -5)
 
     def test_the_newer_limit_wins(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+
 from pulsing.serving._text import ByteDetokenizer, StopFilter, WindowDetokenizer
 
 TEXTS = ["日本語 😀 é", "plain", "", "a\u0301\u200d👩‍👩‍👧", "x\ufffdy"]

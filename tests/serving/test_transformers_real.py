@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from models import gguf_path
+
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving.transformers import TransformersWorker
 from pulsing.serving.worker import Delta

@@ -1,4 +1,4 @@
-"""The transformers engine on a tiny random GPT-2: its decode loop, sampling, limits, cancellation. No runtime needed."""
+"""The transformers engine on a tiny random GPT-2: its decode loop, sampling, limits, cancellation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from models import tiny_gpt2
+
 from pulsing.serving._errors import RequestError
 from pulsing.serving._hf_text import PLAIN_TEMPLATE
 from pulsing.serving._request import GenerateRequest
@@ -38,7 +39,9 @@ def chat(content: str = "hello", **fields: Any) -> GenerateRequest:
     return GenerateRequest.from_body("chat.completions", json.dumps(body).encode())
 
 
-def completion(prompt: Any = "hello", *, continue_text: str = "", continue_tokens: tuple[int, ...] = (), **fields: Any) -> GenerateRequest:
+def completion(
+    prompt: Any = "hello", *, continue_text: str = "", continue_tokens: tuple[int, ...] = (), **fields: Any
+) -> GenerateRequest:
     body = json.dumps({"prompt": prompt, "max_tokens": 12, **fields}).encode()
     return GenerateRequest.from_body("completions", body, continue_text=continue_text, continue_tokens=continue_tokens)
 
@@ -135,7 +138,9 @@ class TestSampling:
         assert answers == [tokens(again, index) for index in range(3)]
 
     def test_top_k_one_is_the_best_token(self, worker: TransformersWorker) -> None:
-        assert tokens(run(worker, completion(temperature=1.5, top_k=1))) == tokens(run(worker, completion(temperature=0)))
+        assert tokens(run(worker, completion(temperature=1.5, top_k=1))) == tokens(
+            run(worker, completion(temperature=0))
+        )
 
     def test_logit_bias_forbids_and_forces(self, worker: TransformersWorker) -> None:
         best = tokens(run(worker, completion(temperature=0)))[0]
@@ -147,7 +152,9 @@ class TestSampling:
         assert set(tokens(run(worker, completion(**forced)))) == {65}
         for penalty in ({"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 50}):
             plain = {"temperature": 0, "max_tokens": 60}
-            assert tokens(run(worker, completion(**plain, **penalty))) != tokens(run(worker, completion(**plain))), penalty
+            assert tokens(run(worker, completion(**plain, **penalty))) != tokens(run(worker, completion(**plain))), (
+                penalty
+            )
 
 
 class TestEnds:
@@ -209,7 +216,9 @@ class TestRefusals:
             run(worker, completion(**fields))
 
     def test_messages_the_template_refuses(self, folder: Path) -> None:
-        worker = TransformersWorker(str(folder), device="cpu", chat_template="{{ raise_exception('no user may speak') }}")
+        worker = TransformersWorker(
+            str(folder), device="cpu", chat_template="{{ raise_exception('no user may speak') }}"
+        )
         worker.load()
         with pytest.raises(RequestError, match="no user may speak") as caught:
             run(worker, chat())
@@ -245,7 +254,9 @@ class TestRefusals:
 
 
 class TestTemplate:
-    def test_a_model_without_one_gets_the_plain_one_and_a_warning(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_model_without_one_gets_the_plain_one_and_a_warning(
+        self, folder: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         worker = TransformersWorker(str(folder), device="cpu")
         worker.load()
         assert "has no chat template" in caplog.text
@@ -323,7 +334,9 @@ class TestStopping:
         assert engine is not None
 
         async def scenario() -> None:
-            task = asyncio.create_task(collect(worker, completion(max_tokens=450, temperature=0, logit_bias={"65": 100})))
+            task = asyncio.create_task(
+                collect(worker, completion(max_tokens=450, temperature=0, logit_bias={"65": 100}))
+            )
             before = engine.steps
             await until(lambda: engine.steps > before + 3)
             task.cancel()
@@ -354,7 +367,9 @@ class TestStopping:
     def test_a_failing_step_ends_its_request_only(self, worker: TransformersWorker) -> None:
         async def scenario() -> None:
             bad = completion(max_tokens=5)
-            good = asyncio.create_task(collect(worker, completion(max_tokens=50, temperature=0, logit_bias={"65": 100})))
+            good = asyncio.create_task(
+                collect(worker, completion(max_tokens=50, temperature=0, logit_bias={"65": 100}))
+            )
             answer = worker.generate(bad)
             engine = worker._loop_thread
             assert engine is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class TextCodec:
             self._template: str | None = _template_text(chat_template)
         elif tokenizer.chat_template is None:
             _log.warning(
-                "%s has no chat template: using a plain one (\"User: ...\" lines, then \"Assistant:\"); "
+                '%s has no chat template: using a plain one ("User: ..." lines, then "Assistant:"); '
                 "give a better one with --chat_template FILE",
                 model,
             )
@@ -70,9 +71,8 @@ class TextCodec:
         Raises:
             RequestError: 400 when the template refuses the messages.
         """
-        # Asked of the environment only where a template is used at all; transformers needs it too.
-        import jinja2
-
+        # transformers brings it, and it is no dependency of ours.
+        jinja2: Any = import_module("jinja2")
         reserved = {"messages", "conversation", "tokenize", "add_generation_prompt", "chat_template", "return_dict"}
         extra = {name: value for name, value in template_args.items() if name not in reserved}
         try:
@@ -84,7 +84,9 @@ class TextCodec:
                 **extra,
             )
         except (jinja2.TemplateError, TypeError, KeyError) as error:
-            raise RequestError(400, f"the model's chat template refuses these messages: {str(error)[:300]}", "messages") from None
+            raise RequestError(
+                400, f"the model's chat template refuses these messages: {str(error)[:300]}", "messages"
+            ) from None
         return self.encode(text, special=False)
 
     def encode(self, text: str, *, special: bool) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pulsing.serving._errors import RequestError, shown
@@ -94,10 +95,8 @@ def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             # Templates iterate over the arguments; what is no JSON stays the text it was.
-            try:
+            with suppress(ValueError):
                 arguments = json.loads(arguments)
-            except ValueError:
-                pass
         calls.append({**call, "function": {**function, "arguments": arguments}})
     return calls
 

@@ -49,7 +49,7 @@ class ModelSource:
 
 
 def _looks_like_path(model: str) -> bool:
-    return model.startswith(("/", "./", "../", "~")) or os.sep != "/" and os.sep in model
+    return model.startswith(("/", "./", "../", "~")) or (os.sep != "/" and os.sep in model)
 
 
 def bundled_gguf() -> Path:

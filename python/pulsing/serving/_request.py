@@ -212,7 +212,9 @@ def _parse(body: bytes | memoryview) -> dict[str, Any]:
     try:
         parsed = json.loads(bytes(body), parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"the request body is not valid JSON: {str(error)[:200]}", code="invalid_json") from None
+        raise RequestError(
+            400, f"the request body is not valid JSON: {str(error)[:200]}", code="invalid_json"
+        ) from None
     if not isinstance(parsed, dict):
         raise RequestError(400, f"the request body must be a JSON object, not {shown(parsed)}")
     return parsed
@@ -304,14 +306,18 @@ class _Fields:
             if not (token.isascii() and token.isdigit()):
                 raise RequestError(400, f"logit_bias key {shown(token)} is no token id", "logit_bias")
             if isinstance(amount, bool) or not isinstance(amount, int | float) or not -100 <= amount <= 100:
-                raise RequestError(400, f"logit_bias of {shown(token)} must be -100..100, not {shown(amount)}", "logit_bias")
+                raise RequestError(
+                    400, f"logit_bias of {shown(token)} must be -100..100, not {shown(amount)}", "logit_bias"
+                )
             bias[int(token)] = float(amount)
         return bias
 
     def template_args(self) -> dict[str, Any]:
         value = self.body.get("chat_template_kwargs")
         if value is not None and not isinstance(value, dict):
-            raise RequestError(400, f"chat_template_kwargs must be an object, not {shown(value)}", "chat_template_kwargs")
+            raise RequestError(
+                400, f"chat_template_kwargs must be an object, not {shown(value)}", "chat_template_kwargs"
+            )
         args = dict(value or {})
         if self.body.get("reasoning_effort") is not None:
             args.setdefault("reasoning_effort", self.body["reasoning_effort"])
@@ -328,7 +334,9 @@ class _Fields:
         if response_format is not None:
             if not isinstance(response_format, dict) or not isinstance(response_format.get("type"), str):
                 raise RequestError(
-                    400, f"response_format must be an object with a type, not {shown(response_format)}", "response_format"
+                    400,
+                    f"response_format must be an object with a type, not {shown(response_format)}",
+                    "response_format",
                 )
             if response_format["type"] != "text":
                 asked.add("response_format")

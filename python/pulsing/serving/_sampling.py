@@ -146,7 +146,9 @@ def _samples(request: GenerateRequest, defaults: SamplingDefaults) -> bool:
         return request.temperature > 0 and request.top_p != 0
     if request.top_p == 0:
         return False
-    narrows = (request.top_p is not None and request.top_p < 1) or request.top_k is not None or request.min_p is not None
+    narrows = (
+        (request.top_p is not None and request.top_p < 1) or request.top_k is not None or request.min_p is not None
+    )
     return narrows or defaults.do_sample
 
 

@@ -146,7 +146,7 @@ class MistralRsWorker(Worker):
                     job.emit(piece)
                     if job.cancelled:
                         break
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - carried to the request, whatever it is
                 job.emit(_Piece(error=error))
 
     def _chat(self, request: GenerateRequest, limit: int) -> Iterator[_Piece]:
@@ -198,7 +198,8 @@ class MistralRsWorker(Worker):
         )
 
     def _sampling(self, request: GenerateRequest, limit: int) -> dict[str, Any]:
-        # mistral.rs samples by default; a GGUF names no settings of its own, so absent means greedy, as in transformers.
+        # mistral.rs samples by default. A GGUF names no settings of its own, so absent means greedy, as with
+        # transformers.
         samples = request.temperature is None and bool(request.needs & {"top_p", "top_k", "min_p"})
         temperature = 1.0 if samples else request.temperature or 0.0
         # It reads top_p 0 as "off", where it means the best token only.

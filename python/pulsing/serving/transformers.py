@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import re
 from collections.abc import AsyncIterator
+from importlib import import_module
 from typing import Any, Literal
 
 from pulsing.serving._decode_loop import DecodeLoop, Piece, SequenceJob
@@ -124,9 +125,9 @@ class TransformersWorker(Worker):
     def load(self) -> None:
         """Import torch, then load tokenizer and weights; on a thread of its own."""
         self.set_detail("importing torch and transformers")
-        import torch
-        import transformers
-
+        # Any, so that the types are the same where torch is not installed.
+        torch: Any = import_module("torch")
+        transformers: Any = import_module("transformers")
         # A server's log is no place for progress bars.
         transformers.utils.logging.disable_progress_bar()
         device = self._torch_device = _pick_device(torch, self._device)

@@ -29,7 +29,7 @@ from pulsing.serving._request import GenerateRequest
 from pulsing.serving._threads import in_daemon_thread
 
 if TYPE_CHECKING:
-    from pulsing._core import InboundCall
+    from pulsing.core._inbound import InboundCall
     from pulsing.serving.mistralrs import MistralRsWorker
     from pulsing.serving.transformers import TransformersWorker
 
@@ -49,6 +49,8 @@ _log = logging.getLogger("pulsing.serving")
 _HEARTBEAT = 0.5
 # Load changes with every request; between two reports at least this long, or a fast engine reports more than it works.
 _REPORT_GAP = 0.01
+# The runtime gives an actor's on_stop 60 s; closing the engine needs some of it.
+_DRAIN_LIMIT = 50
 
 
 def __getattr__(name: str) -> Any:
@@ -65,14 +67,14 @@ def __getattr__(name: str) -> Any:
 
 
 class Worker(Actor):
-    """An engine as an actor: override :meth:`generate`, and :meth:`load` and :meth:`close` where there is something to do.
+    """An engine as an actor: override :meth:`generate`, and where needed :meth:`load` and :meth:`close`.
 
     Args:
         model_name: the name Routers list and accept for this worker's model.
         capacity: requests served at once; more wait in order inside the worker.
         max_waiting: requests that may wait; beyond it a request is answered 503 at once.
         preload: load at once, in the background; ``False``: be ready at once and load at the first request.
-        drain_timeout: seconds that running requests get to finish when the worker stops.
+        drain_timeout: seconds, up to 50, that running requests get to finish when the worker stops.
     """
 
     __pulsing_protocols__: ClassVar[set[int]] = {3}
@@ -92,12 +94,18 @@ class Worker(Actor):
         preload: bool = True,
         drain_timeout: float = 30.0,
     ) -> None:
+        generate = type(self).generate
+        if generate is Worker.generate or inspect.iscoroutinefunction(generate):
+            raise TypeError(
+                f"{type(self).__qualname__} needs `async def generate(self, request)` with a `yield` in it: "
+                "an async generator of pulsing.serving.Delta"
+            )
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1 request, not {capacity}")
         if max_waiting < 0:
             raise ValueError(f"max_waiting must be 0 or more requests, not {max_waiting}")
-        if drain_timeout < 0:
-            raise ValueError(f"drain_timeout must be 0 or more seconds, not {drain_timeout}")
+        if not 0 <= drain_timeout <= _DRAIN_LIMIT:
+            raise ValueError(f"drain_timeout must be 0..{_DRAIN_LIMIT} seconds, not {drain_timeout}")
         self.model = model_name or type(self).__name__
         self.capacity = capacity
         self.max_waiting = max_waiting
@@ -114,7 +122,7 @@ class Worker(Actor):
         self._waiting = 0
         self._processed = 0
         self._last_token = 0.0
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
         self._requests: set[asyncio.Task[Any]] = set()
         self._stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -131,7 +139,7 @@ class Worker(Actor):
         Raises:
             RequestError: what the client gets as an HTTP error. Any other exception becomes a 500.
         """
-        raise TypeError(f"{type(self).__qualname__} has no generate(): write `async def generate(self, request)` in it")
+        raise TypeError(f"{type(self).__qualname__} has no generate()")
 
     def load(self) -> Any:
         """Make the engine ready. ``async def`` runs on the loop; a plain method runs on a thread of its own.
@@ -164,6 +172,10 @@ class Worker(Actor):
 
     def metadata(self) -> dict[str, str]:
         """What the registry shows of this worker."""
+        if not hasattr(self, "_requests"):
+            raise TypeError(
+                f"{type(self).__qualname__}.__init__ must call super().__init__(...) of pulsing.serving.Worker"
+            )
         return {
             "kind": "worker",
             "protocol": "1..1",
@@ -175,14 +187,14 @@ class Worker(Actor):
 
     def on_start(self, actor_id: Any) -> None:
         """Registers at once; loading goes on in the background."""
-        if not hasattr(self, "_requests"):
-            raise TypeError(f"{type(self).__qualname__}.__init__ must call super().__init__(...) of pulsing.serving.Worker")
         self._loop = asyncio.get_running_loop()
         if self.preload:
             self._start_loading()
 
     async def on_stop(self) -> None:
         """Takes no new request, lets the running ones finish up to ``drain_timeout`` seconds, and closes the engine."""
+        if not hasattr(self, "_requests"):
+            return  # it never started, see metadata
         self._set_state("draining")
         if self._load_task is not None and not self._load_task.done():
             self._load_task.cancel()
@@ -191,10 +203,18 @@ class Worker(Actor):
             for task in late:
                 task.cancel()
             if late:
-                _log.warning("%s: %d requests did not finish within %g s and were cancelled", self.model, len(late), self.drain_timeout)
+                _log.warning(
+                    "%s: %d requests did not finish within %g s and were cancelled",
+                    self.model,
+                    len(late),
+                    self.drain_timeout,
+                )
                 await asyncio.wait(late, timeout=1)
         self._stopped = True
         self._load_changed()
+        if self._watchers:
+            # Each sends its last report and ends its stream, or Routers would take the end for a crash.
+            await asyncio.wait(set(self._watchers), timeout=1)
         closing = self.close()
         if inspect.isawaitable(closing):
             await closing
@@ -229,8 +249,8 @@ class Worker(Actor):
     # ---- load ---------------------------------------------------------------------------------------------------
 
     def _load_changed(self) -> None:
-        for watcher in self._watchers:
-            watcher.set()
+        for changed in self._watchers.values():
+            changed.set()
 
     def load_report(self) -> LoadReport:
         """How this worker is doing now."""
@@ -289,8 +309,7 @@ class Worker(Actor):
             _fail(call, RequestError(400, f"not a request of worker protocol 1: {error}"))
             return
         if request.kind == "generate":
-            task = asyncio.current_task()
-            assert task is not None  # a coroutine of the actor's loop always runs in a task
+            task = _current_task()
             self._requests.add(task)
             try:
                 await self._serve(call, request)
@@ -305,7 +324,8 @@ class Worker(Actor):
 
     async def _report_load(self, call: InboundCall) -> None:
         changed = asyncio.Event()
-        self._watchers.add(changed)
+        task = _current_task()
+        self._watchers[task] = changed
         try:
             while True:
                 changed.clear()
@@ -319,7 +339,7 @@ class Worker(Actor):
                 except TimeoutError:
                     continue
         finally:
-            self._watchers.discard(changed)
+            del self._watchers[task]
 
     async def _serve(self, call: InboundCall, wire: WorkerRequest) -> None:
         try:
@@ -337,10 +357,21 @@ class Worker(Actor):
         except RequestError as error:
             _fail(call, error)
         except TimeoutError:
-            _fail(call, RequestError(504, f"the request's deadline of {wire.deadline} s has passed", code="deadline_exceeded"))
-        except Exception as error:
+            _fail(
+                call,
+                RequestError(504, f"the request's deadline of {wire.deadline} s has passed", code="deadline_exceeded"),
+            )
+        except Exception as error:  # noqa: BLE001 - the client's 500, whatever an engine raises
+            if call.cancelled:
+                _log.debug("%s: the client of request %s has gone", self.model, wire.request_id, exc_info=error)
+                return
             _log.exception("%s: request %s failed", self.model, wire.request_id)
-            _fail(call, RequestError(500, f"the engine failed: {type(error).__name__}: {str(error)[:500]}", code="engine_error"))
+            _fail(
+                call,
+                RequestError(
+                    500, f"the engine failed: {type(error).__name__}: {str(error)[:500]}", code="engine_error"
+                ),
+            )
         else:
             call.end()
 
@@ -357,14 +388,18 @@ class Worker(Actor):
         if self._state == "draining":
             raise RequestError(503, f"the worker of {self.model} is shutting down", code="worker_draining")
         if self._state == "loading":
-            raise RequestError(503, f"{self.model} is still loading: {self._detail or 'try again soon'}", code="worker_loading")
+            raise RequestError(
+                503, f"{self.model} is still loading: {self._detail or 'try again soon'}", code="worker_loading"
+            )
         if self._state == "failed":
             raise RequestError(503, f"{self.model} could not be loaded: {self._detail}", code="worker_failed")
 
     async def _admitted(self, call: InboundCall, request: GenerateRequest) -> None:
         """Wait for a slot, then run the engine."""
         if self._slots.locked() and self._waiting >= self.max_waiting:
-            raise RequestError(503, f"{self.model} is full: {self._running} requests run and {self._waiting} wait", code="worker_full")
+            raise RequestError(
+                503, f"{self.model} is full: {self._running} requests run and {self._waiting} wait", code="worker_full"
+            )
         self._waiting += 1
         self._load_changed()
         try:
@@ -391,7 +426,9 @@ class Worker(Actor):
             # Shielded: the first client going away must not stop the load the second one waits for.
             await asyncio.shield(self._start_loading())
         except Exception as error:
-            raise RequestError(503, f"{self.model} could not be loaded: {self._detail}", code="worker_failed") from error
+            raise RequestError(
+                503, f"{self.model} could not be loaded: {self._detail}", code="worker_failed"
+            ) from error
 
     async def _stream(self, call: InboundCall, request: GenerateRequest) -> None:
         open_choices = set(range(request.choices))
@@ -403,6 +440,12 @@ class Worker(Actor):
                 await call.send(encode_deltas([delta]))
         if open_choices:
             await call.send(encode_deltas([Delta(index=index, finish_reason="stop") for index in sorted(open_choices)]))
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None  # protocol calls always run in a task
+    return task
 
 
 def _fail(call: InboundCall, error: RequestError) -> None:
