@@ -58,7 +58,11 @@ def nodes() -> Iterator[tuple[Node, Node]]:
             "node_id": f"{one.server.server_port:032x}",
             "addr": one.addr,
             "local": [{**ROUTER, "public": True, "internal": False}, {**INTERNAL, "public": False, "internal": True}],
-            "cluster": [{**ROUTER, "node_id": "1", "addr": one.addr}, {**WORKER, "node_id": "2", "addr": two.addr}],
+            "cluster": [
+                {**ROUTER, "node_id": "1", "addr": one.addr},
+                {**WORKER, "node_id": "2", "addr": two.addr},
+                {**INTERNAL, "actor_id": "f" * 32, "node_id": "2", "addr": two.addr},
+            ],
         },
         "/metrics": METRICS,
     }

@@ -147,7 +147,10 @@ class Shell:
             for label, process in self.processes.items():
                 if process.poll() is not None:
                     pytest.fail(f"{label} ended with {process.returncode}:\n{self.log(label)}")
-            return self.states().count("ready") == count and get_json(f"{self.api}/ready")[0] == 200
+            states = self.states()
+            if "failed" in states:
+                pytest.fail("a worker failed to load its model:\n" + self.all_logs())
+            return states.count("ready") == count and get_json(f"{self.api}/ready")[0] == 200
 
         wait_for(f"{count} ready workers", ready)
 
@@ -158,6 +161,9 @@ class Shell:
 
     def log(self, label: str) -> str:
         return (self.logs / f"{label}.log").read_text(errors="replace")[-4000:]
+
+    def all_logs(self) -> str:
+        return "\n".join(f"--- {label}\n{self.log(label)}" for label in self.processes)
 
     def stop(self) -> dict[str, int]:
         """SIGTERM to all at once; exit codes. One that does not end is killed and has a negative code."""

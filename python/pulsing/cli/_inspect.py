@@ -240,7 +240,9 @@ def _merge(bodies: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for body in bodies:
         for row in body["cluster"]:
-            rows.setdefault(row["actor_id"], {**row, "public": True, "internal": False})
+            # The registry does not say what is internal; these are the names that only the runtime gives.
+            internal = row["name"].startswith(("system/", "_"))
+            rows.setdefault(row["actor_id"], {**row, "public": True, "internal": internal})
         for row in body["local"]:
             rows[row["actor_id"]] = {**row, "node_id": body["node_id"], "addr": body["addr"]}
     return sorted(rows.values(), key=lambda row: (row["name"] is None, row["name"] or "", row["addr"], row["actor_id"]))
