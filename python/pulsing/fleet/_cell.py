@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import pathlib
 import random
 import time
@@ -44,7 +43,11 @@ class Backend(Protocol):
         ...
 
     def environment(self, command: Command) -> dict[str, str]:
-        """The whole environment of a worker."""
+        """The environment of a worker."""
+        ...
+
+    def join_environment(self) -> dict[str, str]:
+        """The environment of a join process: secrets of the cluster travel in it."""
         ...
 
     async def close(self) -> None:
@@ -219,7 +222,7 @@ class CellRun:
         failures = 0
         while True:
             log = self._log("join")
-            env = {**os.environ, _leftovers.MARK: mark}
+            env = {**self._backend.join_environment(), _leftovers.MARK: mark}
             began = time.monotonic()
             try:
                 await processes.start_join(Order("join", argv, env, str(log), join=True))

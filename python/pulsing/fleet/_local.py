@@ -38,7 +38,7 @@ class LocalBackend:
     async def refresh(self, cell: Cell) -> bool:
         """See `Backend`."""
         moved = False
-        for info, worker in _owned(cell):
+        for info, worker in owned_ports(cell):
             held = worker.addrs[info.name]
             if self._holder.rehold(held.port, info.num_consecutive):
                 continue
@@ -56,12 +56,16 @@ class LocalBackend:
 
     async def let_bind(self, cell: Cell) -> None:
         """See `Backend`."""
-        for info, worker in _owned(cell):
+        for info, worker in owned_ports(cell):
             self._holder.release_sockets(worker.addrs[info.name].port, info.num_consecutive)
 
     def environment(self, command: Command) -> dict[str, str]:
         """See `Backend`."""
         return worker_environment(command)
+
+    def join_environment(self) -> dict[str, str]:
+        """See `Backend`."""
+        return {**os.environ, "PATH": search_path()}
 
     async def close(self) -> None:
         """See `Backend`."""
@@ -106,7 +110,7 @@ def _found(layout: Layout) -> set[str]:
     return programs
 
 
-def _owned(cell: Cell) -> list[tuple[PortInfo, Worker]]:
+def owned_ports(cell: Cell) -> list[tuple[PortInfo, Worker]]:
     """Each port of a cell once, with the worker it belongs to."""
     owned = []
     for info in cell.pool.spec.port_infos:
