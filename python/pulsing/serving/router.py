@@ -60,7 +60,8 @@ class _SchedulerActor(Actor):
 
     async def _pick(self, text: str, headers: dict[str, str]) -> str | None:
         try:
-            worker = self._scheduler.select_worker(text, headers)
+            # Old schedulers may be plain functions.
+            worker: Any = self._scheduler.select_worker(text, headers)
             if inspect.isawaitable(worker):
                 worker = await worker
         except Exception:  # noqa: BLE001 - whatever a user's scheduler raises

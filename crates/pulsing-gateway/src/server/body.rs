@@ -1,6 +1,5 @@
 //! What a response carries.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -27,12 +26,6 @@ impl fmt::Display for Aborted {
 }
 
 impl std::error::Error for Aborted {}
-
-impl From<Infallible> for Aborted {
-    fn from(never: Infallible) -> Self {
-        match never {}
-    }
-}
 
 impl Body {
     pub(super) fn full(bytes: impl Into<Bytes>) -> Self {

@@ -27,7 +27,7 @@ impl Tracker {
     /// 503 when the house is full. Costs next to nothing: the body has not been read.
     pub(super) fn admit(core: &Arc<Core>, route: Route) -> Result<Self, ApiError> {
         let limit = core.placement.config.max_requests;
-        let tracker = Self {
+        let mut tracker = Self {
             core: Arc::clone(core),
             route,
             started: Instant::now(),
@@ -39,7 +39,6 @@ impl Tracker {
             return Ok(tracker);
         }
         core.placement.metrics.rejected.fetch_add(1, Relaxed);
-        let mut tracker = tracker;
         tracker.over = true;
         Err(ApiError::overloaded(limit))
     }
