@@ -315,3 +315,51 @@ async fn a_slow_reader_suspends_the_worker() {
     let rest = client.response_body().await;
     assert!(rest.ends_with("data: [DONE]\n\n"));
 }
+
+#[tokio::test]
+async fn places_cannot_leak_whenever_clients_leave() {
+    let cluster = FakeCluster::new();
+    let workers: Vec<_> = (0..3)
+        .map(|_| {
+            cluster.worker(|ask| async move {
+                tokio::task::yield_now().await;
+                let stream = ask.responder.stream();
+                for _ in 0..20 {
+                    if !send(&stream, vec![text("x")]).await {
+                        return;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                send(&stream, vec![done("stop")]).await;
+                stream.end();
+            })
+        })
+        .collect();
+    let gateway = cluster.gateway(|config| config.max_requests = 50).await;
+    // A small generator of its own, so that a failure can be repeated.
+    let mut state = 7_u64;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for round in 0..600 {
+        let body = if round % 2 == 0 { CHAT } else { STREAM };
+        let request =
+            format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        // One in three is cut in the middle of the request itself.
+        let cut = if random(3) == 0 { random(request.len() as u64) as usize } else { request.len() };
+        let mut client = Client::connect(&gateway).await;
+        client.write(&request.as_bytes()[..cut]).await;
+        for _ in 0..random(60) {
+            tokio::task::yield_now().await;
+        }
+        drop(client);
+    }
+    until("every worker is idle", || workers.iter().all(|worker| worker.active.load(Ordering::SeqCst) == 0)).await;
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while !get(&gateway, "/metrics").await.body.contains("pulsing_router_in_flight 0\n") {
+        assert!(std::time::Instant::now() < end, "places are still taken");
+    }
+    assert!(workers.iter().any(|worker| worker.cancelled.load(Ordering::SeqCst) > 0), "nothing was cut in the middle");
+    assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
+}
