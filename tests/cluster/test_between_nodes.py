@@ -6,10 +6,12 @@ import array
 import asyncio
 import pickle
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
+
+import pytest
+from runtime_util import cluster, collect, eventually, run
 
 import pulsing as pul
-import pytest
 from pulsing.core import ActorProxy, InboundCall, Message, StreamMessage
 from pulsing.core._outbound import remote_ask
 from pulsing.core._streams import WINDOW
@@ -22,7 +24,6 @@ from pulsing.exceptions import (
     PulsingTimeoutError,
     RemoteTraceback,
 )
-from runtime_util import cluster, eventually, run
 
 
 class CustomError(Exception):
@@ -162,10 +163,9 @@ def test_streams_have_credit_errors_and_prompt_ends() -> None:
         async with cluster(2) as systems:
             far, instance = await pair(systems)
             assert [n async for n in far.numbers(1000)] == list(range(1000))
-            got = []
+            got: list[int] = []
             with pytest.raises(CustomError, match="number 8"):
-                async for n in far.broken():
-                    got.append(n)
+                await collect(far.broken(), got)
             assert got == [1]
             instance.log.clear()
             stream = await far.numbers(100_000)
@@ -339,7 +339,7 @@ def test_stop_and_leave_are_seen() -> None:
 
 def test_protocol_calls_arrive_raw_and_are_cancelled() -> None:
     class Protocol(pul.Actor):
-        __pulsing_protocols__ = {0}
+        __pulsing_protocols__: ClassVar[set[int]] = {0}
 
         def __init__(self) -> None:
             self.log: list[str] = []

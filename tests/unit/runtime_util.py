@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -44,6 +44,12 @@ async def cluster(size: int, **settings: Any) -> AsyncIterator[list[pul.ActorSys
     finally:
         for system in reversed(systems):
             await system.shutdown(0.0)
+
+
+async def collect(stream: AsyncIterable[Any], into: list[Any]) -> None:
+    """Takes every item, so that those before an error are seen."""
+    async for item in stream:
+        into.append(item)
 
 
 async def eventually(what: str, condition: Callable[[], bool | Awaitable[bool]], limit: float = 10.0) -> None:

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import textwrap
 
-import pulsing as pul
 import pytest
-from pulsing import _core
 from runtime_util import cluster, run
+
+import pulsing as pul
+from pulsing import _core
 
 
 @pytest.mark.parametrize("pipe", ["0", "1"])
@@ -87,7 +88,8 @@ def test_exit_with_work_in_flight_is_clean_and_quick() -> None:
 
 
 def test_exit_without_the_loops_end_is_clean() -> None:
-    done = script("""
+    done = script(
+        """
         import asyncio
         import pulsing as pul
 
@@ -97,7 +99,9 @@ def test_exit_without_the_loops_end_is_clean() -> None:
         loop = asyncio.new_event_loop()
         loop.run_until_complete(main())
         # Neither shut down nor closed.
-    """, PYTHONWARNINGS="ignore")
+    """,
+        PYTHONWARNINGS="ignore",
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -6,11 +6,12 @@ import asyncio
 import time
 from typing import Any
 
-import pulsing as pul
 import pytest
+from runtime_util import eventually, local_system, run
+
+import pulsing as pul
 from pulsing.core import ActorProxy, Message
 from pulsing.exceptions import CallCancelledError, DeadlockError, PulsingTimeoutError, PulsingUnsupportedError
-from runtime_util import eventually, local_system, run
 
 
 @pul.remote
@@ -84,7 +85,7 @@ def test_unknown_and_private_names_are_attribute_errors() -> None:
     async def main() -> None:
         async with local_system() as system:
             one = await Subject.spawn(system=system)
-            with pytest.raises(AttributeError, match="nothing.*add"):
+            with pytest.raises(AttributeError, match=r"nothing.*add"):
                 _ = one.nothing
             with pytest.raises(AttributeError):
                 _ = one._secret

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pulsing as pul
 import pytest
+from runtime_util import eventually, local_system, run
+
+import pulsing as pul
 from pulsing.exceptions import (
     ActorNotFoundError,
     ActorStoppedError,
@@ -17,7 +19,6 @@ from pulsing.exceptions import (
     PulsingRuntimeError,
     SystemShutDownError,
 )
-from runtime_util import eventually, local_system, run
 
 
 class Gate(pul.Actor):

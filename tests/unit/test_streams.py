@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import pulsing as pul
 import pytest
+from runtime_util import collect, eventually, local_system, run
+
+import pulsing as pul
 from pulsing.core import Message, StreamMessage, StreamReader, _streams
 from pulsing.exceptions import ActorStoppedError, PulsingActorError, PulsingRuntimeError, PulsingTimeoutError
-from runtime_util import eventually, local_system, run
 
 
 @pul.remote
@@ -75,10 +76,9 @@ def test_an_error_in_the_middle_comes_after_the_items_before_it() -> None:
     async def main() -> None:
         async with local_system() as system:
             one = await Source.spawn(system=system)
-            got = []
+            got: list[int] = []
             with pytest.raises(ValueError, match="in the middle"):
-                async for n in one.broken():
-                    got.append(n)
+                await collect(one.broken(), got)
             assert got == [1]
 
     run(main())

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from typing import Any
 
-import pulsing as pul
 import pytest
+
+import pulsing as pul
 from pulsing import exceptions as ex
 from pulsing.core import Message, NodeId
 from pulsing.core._errors import encode, from_core
@@ -61,15 +62,15 @@ def test_exceptions_survive_a_trip(error: ex.PulsingError) -> None:
 
 
 def test_what_cannot_be_rebuilt_names_its_type() -> None:
-    class Awkward(Exception):
+    class AwkwardError(Exception):
         def __init__(self, one: int, two: int) -> None:
             super().__init__("only text")
 
-    class Unpicklable(Exception):
+    class UnpicklableError(Exception):
         def __reduce__(self) -> Any:
             raise TypeError("no")
 
-    for error in (Awkward(1, 2), Unpicklable("x")):
+    for error in (AwkwardError(1, 2), UnpicklableError("x")):
         type_name, message, code, data, traceback = encode(error)
         fields = {"type_name": type_name, "message": message, "code": code, "data": data, "traceback": traceback}
         back = from_core(("app", "", fields, "yes"))
@@ -142,7 +143,9 @@ def test_messages() -> None:
 def test_import_is_light() -> None:
     heavy = {"typer", "cloudpickle", "uvloop", "torch", "numpy", "transformers", "multiprocessing", "http"}
     code = "import sys, pulsing; print(' '.join(m for m in sys.modules if '.' not in m))"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
     assert not loaded & heavy
 
 

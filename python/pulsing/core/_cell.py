@@ -214,7 +214,9 @@ class Cell:
             self._waiting.append(d)
             d.arm()
         elif d.no_wait:
-            text = f"mailbox of actor {self.label} is full ({self.capacity} messages wait); wait, or call without no_wait"
+            text = (
+                f"mailbox of actor {self.label} is full ({self.capacity} messages wait); wait, or call without no_wait"
+            )
             d.fail(refuse_as(MailboxFull(text), "mailbox_full", "", self.capacity))
         else:
             self._overflow.append(d)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pulsing.core._config import DEFAULT_TIMEOUT, SystemConfig
 from pulsing.core._ids import ActorId, NodeId
-from pulsing.core._lifecycle import check_fork
+from pulsing.core._lifecycle import check_fork, start_logging
 from pulsing.core._proxy import ActorProxy
 from pulsing.core._refs import ActorRef
 from pulsing.core._system import ActorSystem
@@ -47,6 +47,8 @@ async def init(
     observe: bool = True,
     default_timeout: float | None = DEFAULT_TIMEOUT,
     max_message: int | None = None,
+    log_level: str | None = None,
+    log_format: str | None = None,
 ) -> ActorSystem:
     """Starts the process's own system, or returns it if it runs with the same arguments.
 
@@ -63,6 +65,9 @@ async def init(
         observe: Answer observers on the node's port.
         default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
         max_message: Largest message accepted from a peer, in bytes; None: 4 GiB.
+        log_level: How much the runtime itself logs on stderr; default: ``PULSING_LOG``, else "warn". Python's part logs
+            to ``logging.getLogger("pulsing")``.
+        log_format: "text" or "json"; default: ``PULSING_LOG_FORMAT``, else text.
 
     Raises:
         PulsingRuntimeError: It runs with other arguments, or on another event loop.
@@ -70,6 +75,8 @@ async def init(
     """
     global _system, _starting, _starting_with  # noqa: PLW0603 - the process has one
     check_fork()
+    if log_level is not None or log_format is not None:
+        start_logging(log_level, log_format)
     config = _config(
         addr,
         seeds,

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, NoReturn
 
 from pulsing import _core
-from pulsing.exceptions import PulsingRuntimeError
+from pulsing.exceptions import ConfigError, PulsingRuntimeError
 
 if TYPE_CHECKING:
     from pulsing.core._system import ActorSystem
@@ -32,6 +32,27 @@ def prepare() -> None:
     if _owner is None:
         _owner = os.getpid()
         atexit.register(_at_exit)
+
+
+def start_logging(level: str | None = None, form: str | None = None) -> None:
+    """Starts the runtime's own log, once a process; later calls change nothing.
+
+    Args:
+        level: As in ``PULSING_LOG``, which it defaults to: error, warn, info, debug, trace, or a filter such as
+            ``info,pulsing_core::net=debug``. Default: warn.
+        form: "text" or "json"; default: ``PULSING_LOG_FORMAT``, else text.
+
+    Raises:
+        ConfigError: Neither.
+    """
+    environ = os.environ
+    try:
+        _core.init_logging(
+            level or environ.get("PULSING_LOG") or environ.get("PULSING_LOG_LEVEL") or "warn",
+            form or environ.get("PULSING_LOG_FORMAT") or "text",
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def check_fork() -> None:

@@ -59,7 +59,7 @@ async def remote_ask(
         )
     except _core.CoreError as error:
         bridge.forget(call.token)
-        raise from_core(error.args) from None  # type: ignore[arg-type]
+        raise from_core(error.args) from None
     except BaseException:
         bridge.forget(call.token)
         raise
@@ -96,7 +96,7 @@ def remote_tell(
             no_wait,
         )
     except _core.CoreError as error:
-        raise from_core(error.args) from None  # type: ignore[arg-type]
+        raise from_core(error.args) from None
 
 
 class _Call:

@@ -108,6 +108,7 @@ class ActorSystem:
         if loop is not None and loop is not running:
             raise ConfigError("a system belongs to the loop it is started on: call create() from that loop")
         _lifecycle.prepare()
+        _lifecycle.start_logging()
         bridge = bridge_of(running)
 
         def start(token: int) -> None:
@@ -128,7 +129,7 @@ class ActorSystem:
         try:
             core = await bridge.run(start, orphan=lambda late: late.shutdown(bridge.core, bridge.core.token()))
         except _core.CoreError as error:
-            raise from_core(error.args) from None  # type: ignore[arg-type]
+            raise from_core(error.args) from None
         system = cls(core, bridge, config)
         _lifecycle.track(system)
         bridge.closers.append(system._at_loop_end)
@@ -319,7 +320,7 @@ class ActorSystem:
                 internal=cell.internal,
             )
         except _core.CoreError as error:
-            raise from_core(error.args) from None  # type: ignore[arg-type]
+            raise from_core(error.args) from None
 
     def mount(self, instance: Any, name: str, public: bool = True) -> None:
         """Makes any object an actor; from the system's loop without waiting for an async `on_start`, from other
@@ -509,7 +510,7 @@ class ActorSystem:
             try:
                 self.core.set_metadata(cell.id.raw, cell.metadata)
             except _core.CoreError as error:
-                raise from_core(error.args) from None  # type: ignore[arg-type]
+                raise from_core(error.args) from None
 
     def withdraw(self, cell: Cell) -> None:
         """Takes an actor's name off the cluster; idempotent."""

@@ -1,0 +1,680 @@
+"""The extension: the bridge between asyncio and tokio, nodes, and the native parts of serving.
+
+Tokens are numbers from `Bridge.token`: what an operation or a call has to say arrives in `Bridge.drain` as a tuple
+``(kind, token, ...)``; `pulsing.core._bridge` has the kinds. Ids are 16 bytes, big-endian. Times are in seconds.
+"""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, Literal, Self, final
+
+from typing_extensions import Buffer as BufferLike
+
+__version__: str
+SCHEDULER_TYPES: list[str]
+"""The scheduler types that a Router takes, the default first."""
+
+class CoreError(Exception):
+    """A runtime error as ``(kind, message, fields, state)``; `pulsing.core` turns it into its public class."""
+
+@final
+class Bridge:
+    """One event queue with one wake descriptor; Python makes one for each event loop.
+
+    ``PULSING_BRIDGE_PIPE=1`` takes the portable pipe on Linux too.
+
+    Raises:
+        RuntimeError: This process was forked from one that had started the runtime.
+        OSError: No descriptor is left.
+    """
+
+    def __new__(cls) -> Self: ...
+    def fileno(self) -> int:
+        """The descriptor that is readable while events wait."""
+
+    def token(self) -> int:
+        """A number that no other event source of this bridge has."""
+
+    def drain(self) -> list[tuple[Any, ...]]:
+        """Everything that has arrived, oldest first."""
+
+    def close(self) -> None:
+        """The loop is gone: what arrives from now on is dropped, and calls are answered that their actor stopped."""
+
+@final
+class Buffer:
+    """Received bytes behind the buffer protocol; writable when nobody else holds them."""
+
+    @property
+    def readonly(self) -> bool:
+        """Whether views are read-only."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class CallHandle:
+    """Control over one call that is out."""
+
+    def cancel(self) -> None:
+        """The answer is no longer wanted; the callee's handler is cancelled. Idempotent."""
+
+    def grant(self, items: int) -> None:
+        """The caller can take `items` more stream items."""
+
+@final
+class InboundCall:
+    """One call as its actor sees it. Dropped without an answer it tells the caller that the actor stopped."""
+
+    @property
+    def token(self) -> int:
+        """The token of its cancellation."""
+
+    @property
+    def codec(self) -> int:
+        """How `head` is encoded: 0 message type and body, 1 pickle, 2 JSON, 3 worker protocol."""
+
+    @property
+    def head(self) -> bytes:
+        """The encoded message."""
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Its out-of-band buffers."""
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds the caller had left when the call was drained; None for ever."""
+
+    @property
+    def trace(self) -> str | None:
+        """W3C ``traceparent``."""
+
+    @property
+    def no_wait(self) -> bool:
+        """The caller prefers a refusal to waiting in a full mailbox."""
+
+    @property
+    def one_way(self) -> bool:
+        """Nobody waits for the answer."""
+
+    @property
+    def sender(self) -> bytes | None:
+        """The calling actor."""
+
+    @property
+    def chain(self) -> list[bytes]:
+        """Actors whose exclusive slot this chain of calls holds, outermost first."""
+
+    @property
+    def cancelled(self) -> bool:
+        """The caller gave up."""
+
+    @property
+    def answered(self) -> bool:
+        """The answer is complete."""
+
+    def reply(self, head: BufferLike, buffers: Sequence[BufferLike] = ..., codec: int | None = None) -> None:
+        """Answers with one value.
+
+        Raises:
+            RuntimeError: Answered already, or a stream has begun.
+        """
+
+    def start(self) -> None:
+        """Begins a stream, if it has not begun."""
+
+    def try_send(self, head: BufferLike, buffers: Sequence[BufferLike] = ..., codec: int | None = None) -> bool:
+        """Sends one stream item if there is credit; begins the stream.
+
+        Raises:
+            CoreError: "cancelled": the consumer has gone.
+            RuntimeError: Answered already.
+        """
+
+    def wait_credit(self, token: int) -> None:
+        """Asks for a credit event with `token` as soon as the stream may have credit, or has lost its consumer."""
+
+    def end(self) -> None:
+        """The stream is complete.
+
+        Raises:
+            RuntimeError: Answered already.
+        """
+
+    def fail(
+        self, type_name: str, message: str, code: int = 0, data: BufferLike | None = None, traceback: str = ...
+    ) -> None:
+        """Answers with the actor's own error, or fails the stream.
+
+        Raises:
+            RuntimeError: Answered already.
+        """
+
+    def refuse(self, kind: str, detail: str = ..., number: float = 0.0) -> None:
+        """Answers with one of the runtime's errors: actor_stopped, mailbox_full (number = capacity), deadlock, timeout
+        (number = seconds), cancelled, shut_down, protocol.
+
+        Raises:
+            RuntimeError: Answered already.
+        """
+
+@final
+class System:
+    """A running node."""
+
+    @staticmethod
+    def start(
+        bridge: Bridge,
+        token: int,
+        *,
+        addr: str | None,
+        seeds: list[str],
+        cluster: str,
+        passphrase: str | None,
+        insecure: bool,
+        secret_file: str | PathLike[str] | None,
+        join_timeout: float | None,
+        observe: bool,
+        max_message: int | None,
+    ) -> None:
+        """Starts a node and reports it to `token`; `pulsing.core.SystemConfig` documents the settings.
+
+        Raises:
+            RuntimeError: In a forked child, or while the interpreter exits.
+            CoreError: An empty passphrase.
+        """
+
+    @property
+    def node_id(self) -> bytes:
+        """Id of this node."""
+
+    @property
+    def addr(self) -> str:
+        """Address that others reach it at, ``ip:port``."""
+
+    def register(
+        self,
+        bridge: Bridge,
+        key: int,
+        actor: bytes,
+        *,
+        name: str | None,
+        public: bool,
+        class_name: str,
+        metadata: dict[str, str],
+        internal: bool,
+    ) -> None:
+        """Makes an actor reachable: its calls arrive with `key` as their token.
+
+        Raises:
+            CoreError: name_taken, invalid_name, config (metadata over 1 KB), shut_down.
+        """
+
+    def unregister(self, actor: bytes) -> bool:
+        """Takes an actor off the node; False if it was not there."""
+
+    def set_metadata(self, actor: bytes, metadata: dict[str, str]) -> bool:
+        """Replaces the metadata published with an actor's name; False if it is not there.
+
+        Raises:
+            CoreError: config (over 1 KB).
+        """
+
+    def instances(self, name: str) -> list[dict[str, Any]]:
+        """Instances of a name: name, node_id, actor_id, addr, class, metadata."""
+
+    def names(self) -> dict[str, list[dict[str, Any]]]:
+        """Every published instance by name."""
+
+    def members(self) -> list[dict[str, Any]]:
+        """The nodes of the cluster: node_id, addr, state, me."""
+
+    def metrics(self) -> dict[str, int]:
+        """The node's counters."""
+
+    def count(
+        self,
+        *,
+        messages: int = 0,
+        restarts: int = 0,
+        streams: int = 0,
+        stream_items: int = 0,
+        dead_letters: int = 0,
+    ) -> None:
+        """Adds what happened inside Python, where local calls stay, to the node's counters."""
+
+    def resolve(self, bridge: Bridge, token: int, name: str, node: bytes | None = None, timeout: float = 0.0) -> None:
+        """Reports one instance of a name, waiting up to `timeout` seconds for it."""
+
+    def call(
+        self,
+        bridge: Bridge,
+        token: int,
+        node: bytes,
+        actor: bytes,
+        codec: int,
+        head: BufferLike,
+        buffers: Sequence[BufferLike],
+        timeout: float | None,
+        sender: bytes | None,
+        chain: list[bytes],
+        trace: str | None,
+        no_wait: bool,
+        window: int,
+    ) -> CallHandle:
+        """Sends a call whose every outcome is reported to `token`. `bytes` of 64 KiB and more are lent, not copied."""
+
+    def tell(
+        self,
+        node: bytes,
+        actor: bytes,
+        codec: int,
+        head: BufferLike,
+        buffers: Sequence[BufferLike],
+        timeout: float | None,
+        sender: bytes | None,
+        chain: list[bytes],
+        trace: str | None,
+        no_wait: bool,
+    ) -> None:
+        """Sends without an answer.
+
+        Raises:
+            CoreError: shut_down, node_not_found, actor_not_found.
+        """
+
+    def watch(self, bridge: Bridge, token: int) -> None:
+        """A changed event with `token` whenever members or names may answer differently, at most every 20 ms."""
+
+    def shutdown(self, bridge: Bridge, token: int) -> None:
+        """Leaves the cluster and reports to `token` when the port is free."""
+
+    def leave(self, timeout: float) -> None:
+        """`shutdown` from outside a loop, waiting at most `timeout` seconds."""
+
+def runtime_started() -> bool:
+    """True in the process that started the runtime's threads, until they are stopped."""
+
+def stop_runtime(timeout: float) -> None:
+    """Stops the runtime for good, waiting at most `timeout` seconds for its threads."""
+
+def init_logging(filter: str, format: str) -> bool:
+    """Starts Rust's logging to stderr, once; False if it had been started.
+
+    Args:
+        filter: error, warn, info, debug or trace, or a filter such as ``info,pulsing_core::net=debug``.
+        format: "text" or "json".
+
+    Raises:
+        ValueError: Neither.
+    """
+
+def observe_get(addrs: list[str], path: str, timeout: float = 10.0) -> list[tuple[int, str, str | None]]:
+    """GETs `path` from the observer endpoint of every address at once.
+
+    Returns:
+        One tuple an address: ``(status, body, None)``, or ``(0, "", why)`` without an answer within `timeout` seconds.
+
+    Raises:
+        ValueError: A timeout that is no positive number.
+    """
+
+@final
+class WorkerRequest:
+    """A request of the worker protocol."""
+
+    @staticmethod
+    def decode(head: BufferLike, buffers: Sequence[BufferLike] = ...) -> WorkerRequest:
+        """Reads a call's head and buffers.
+
+        Raises:
+            ValueError: Not a request of this protocol version.
+        """
+
+    @property
+    def kind(self) -> Literal["generate", "subscribe_load", "describe"]:
+        """What is wanted."""
+
+    @property
+    def version(self) -> int:
+        """Version of the protocol."""
+
+    @property
+    def api(self) -> str:
+        """``chat.completions`` or ``completions``."""
+
+    @property
+    def request_id(self) -> str:
+        """``x-request-id``."""
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds left when it was sent; None for ever."""
+
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context; empty = none."""
+
+    @property
+    def body(self) -> bytes:
+        """The client's JSON, untouched."""
+
+    @property
+    def continue_text(self) -> str:
+        """Text already sent to the client, to continue from."""
+
+    @property
+    def continue_tokens(self) -> list[int]:
+        """The same as token ids."""
+
+    @property
+    def handoff(self) -> bytes:
+        """Opaque prefill/decode state."""
+
+def encode_request(
+    kind: Literal["generate", "subscribe_load", "describe"],
+    *,
+    api: str = ...,
+    request_id: str = ...,
+    deadline: float | None = None,
+    traceparent: str = ...,
+    continue_text: str = ...,
+    continue_tokens: list[int] = ...,
+) -> bytes:
+    """The head of a request, for tests and for engines that forward to other workers.
+
+    Raises:
+        ValueError: An unknown kind.
+    """
+
+@final
+class Usage:
+    """Tokens spent."""
+
+    def __new__(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Self: ...
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from a cache."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+
+@final
+class Delta:
+    """A piece of one choice of an answer.
+
+    Args:
+        text: New text: whole characters, stop strings removed.
+        index: The choice.
+        token_ids: Ids of the new tokens.
+        finish_reason: Why the choice ends; with its last piece only.
+        usage: Tokens spent; with the last piece of the answer only.
+        logprobs: The choice's ``logprobs`` object for this piece, as an object or as JSON text.
+        tool_calls: The ``delta.tool_calls`` array for this piece, likewise.
+        reasoning: New reasoning text.
+
+    Raises:
+        ValueError: What cannot be written as JSON.
+    """
+
+    def __new__(
+        cls,
+        text: str = ...,
+        *,
+        index: int = 0,
+        token_ids: Sequence[int] = ...,
+        finish_reason: str | None = None,
+        usage: Usage | None = None,
+        logprobs: Any = None,
+        tool_calls: Any = None,
+        reasoning: str | None = None,
+    ) -> Self: ...
+    @property
+    def text(self) -> str:
+        """New text."""
+
+    @property
+    def index(self) -> int:
+        """The choice."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of the new tokens."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the choice ends."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens spent."""
+
+    @property
+    def logprobs(self) -> Any:
+        """The ``logprobs`` object; None = none."""
+
+    @property
+    def tool_calls(self) -> Any:
+        """The ``tool_calls`` array; None = none."""
+
+    @property
+    def reasoning(self) -> str | None:
+        """New reasoning text."""
+
+def encode_deltas(deltas: list[Delta]) -> bytes:
+    """One stream item."""
+
+def decode_deltas(head: BufferLike) -> list[Delta]:
+    """The deltas of one stream item.
+
+    Raises:
+        ValueError: Malformed bytes.
+    """
+
+@final
+class LoadReport:
+    """How a worker is doing.
+
+    Args:
+        state: loading, ready, draining or failed.
+        running: Requests being served.
+        waiting: Requests in its queue.
+        capacity: Requests it serves at once.
+        kv_usage: Share of the KV cache in use, 0..1; 0 = unknown.
+        processed: Requests served since its start.
+        progress_age_ms: Milliseconds since the last token while requests run.
+        models: Model names.
+        detail: How far loading is, or why it failed.
+        max_model_len: Longest context in tokens; 0 = unknown.
+
+    Raises:
+        ValueError: An unknown state.
+    """
+
+    def __new__(
+        cls,
+        state: str = ...,
+        running: int = 0,
+        waiting: int = 0,
+        capacity: int = 1,
+        kv_usage: float = 0.0,
+        processed: int = 0,
+        progress_age_ms: int = 0,
+        models: Sequence[str] = ...,
+        detail: str = ...,
+        max_model_len: int = 0,
+    ) -> Self: ...
+    def encode(self) -> bytes:
+        """One stream item."""
+
+    @staticmethod
+    def decode(head: BufferLike) -> LoadReport:
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: Malformed bytes.
+        """
+
+    def describe(self, engine: str, engine_version: str) -> bytes:
+        """This report inside an encoded `Description`: the answer to ``describe``."""
+
+    @property
+    def state(self) -> str:
+        """loading, ready, draining or failed."""
+
+    @property
+    def running(self) -> int:
+        """Requests being served."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in its queue."""
+
+    @property
+    def capacity(self) -> int:
+        """Requests it serves at once."""
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache in use."""
+
+    @property
+    def processed(self) -> int:
+        """Requests served since its start."""
+
+    @property
+    def progress_age_ms(self) -> int:
+        """Milliseconds since the last token."""
+
+    @property
+    def models(self) -> list[str]:
+        """Model names."""
+
+    @property
+    def detail(self) -> str:
+        """How far loading is, or why it failed."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context in tokens."""
+
+@final
+class Description:
+    """What a worker is."""
+
+    def __new__(cls, engine: str, engine_version: str = ..., load: LoadReport | None = None) -> Self: ...
+    def encode(self) -> bytes:
+        """The answer to ``describe``."""
+
+    @staticmethod
+    def decode(head: BufferLike) -> Description:
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: Malformed bytes.
+        """
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine."""
+
+    @property
+    def engine_version(self) -> str:
+        """Its version; empty = unknown."""
+
+    @property
+    def load(self) -> LoadReport | None:
+        """How it is doing."""
+
+@final
+class Gateway:
+    """A Router's running HTTP server. Dropped, it stops at once."""
+
+    @property
+    def addr(self) -> str:
+        """``ip:port`` it listens on."""
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+
+    def shutdown(self, bridge: Bridge, token: int, grace: float) -> None:
+        """Stops accepting, lets requests finish for up to `grace` seconds, and reports to `token`."""
+
+def start_gateway(
+    system: System,
+    bridge: Bridge,
+    token: int,
+    *,
+    http_host: str,
+    http_port: int,
+    model_name: str,
+    worker_name: str,
+    scheduler_type: str,
+    scheduler: tuple[bytes, bytes] | None = None,
+    max_body: int | None = None,
+    max_requests: int | None = None,
+    request_timeout: float | None = None,
+) -> None:
+    """Starts a gateway on `system` and reports it, or why it cannot listen, to `token`.
+
+    Args:
+        system: The node whose workers it serves.
+        bridge: Where it reports.
+        token: To whom.
+        http_host: Address to listen on.
+        http_port: Port; 0 = any.
+        model_name: Public alias of the model.
+        worker_name: Name that the workers serve under.
+        scheduler_type: One of `SCHEDULER_TYPES`.
+        scheduler: (node id, actor id) of an actor that chooses; none: the policy does.
+        max_body: Largest request body in bytes.
+        max_requests: Requests in flight at most.
+        request_timeout: Longest request in seconds.
+
+    Raises:
+        ValueError: An unknown scheduler type, or a negative time.
+    """
+
+def check_scheduler_type(name: str) -> None:
+    """Refuses a scheduler type that there is not.
+
+    Raises:
+        ValueError: It names the valid ones.
+    """
+
+@final
+class WorkerPicker:
+    """Chooses workers as a Router does: the same pool, the same pushed load, the same policies.
+
+    Args:
+        system: The node that looks for them.
+        worker_name: Name that the workers serve under.
+        scheduler_type: One of `SCHEDULER_TYPES`.
+
+    Raises:
+        ValueError: An unknown scheduler type.
+    """
+
+    def __new__(cls, system: System, worker_name: str, scheduler_type: str) -> Self: ...
+    def pick(self, key: str | None = None) -> tuple[str, str] | None:
+        """(node id, actor id) of a ready worker, or None; `key` ties requests of one conversation together."""
+
+    def workers(self) -> list[tuple[str, str, str, int, int]]:
+        """Every worker as (node id, actor id, state, load, capacity)."""
+
+    def reset(self) -> None:
+        """Forgets whose turn it is."""
+
+    def close(self) -> None:
+        """Stops watching."""
