@@ -3,6 +3,9 @@
 ``import pulsing as pul``
 """
 
+# The wheel `pulsing-bench` puts `pulsing._bench` into a folder of its own when either of the two is installed in place.
+__path__ = __import__("pkgutil").extend_path(__path__, __name__)
+
 from pulsing._core import __version__
 from pulsing.core import (
     Actor,

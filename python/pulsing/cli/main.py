@@ -3,6 +3,7 @@
 What a command does is imported when it runs: `pulsing --help` and `pulsing inspect` load no engine.
 """
 
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -215,12 +216,116 @@ def inspect_watch(
     _inspect.watch(_inspect.Source(seeds, timeout, best_effort=True), interval, kind, max_rounds)
 
 
-_LATER = {"allow_extra_args": True, "ignore_unknown_options": True}
+@app.command(
+    help=(
+        "Load-test an OpenAI-compatible server and say how far its numbers can be trusted. "
+        "MODEL is the name the server knows it by. What each number means: docs/guides/bench.md and every JSON report."
+    )
+)
+def bench(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="For example gpt2.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Root of the server, as in http://localhost:8080.")
+    ] = None,
+    benchmark_kind: Annotated[
+        str, typer.Option("--benchmark_kind", "--mode", help="throughput, rate, sweep or csweep.")
+    ] = "throughput",
+    max_vus: Annotated[
+        int, typer.Option("--max_vus", help="Users of a closed loop; most requests in flight of an open one.")
+    ] = 128,
+    duration: Annotated[str, typer.Option("--duration", metavar="TIME", help="Length of each point.")] = "120s",
+    warmup: Annotated[
+        str, typer.Option("--warmup", metavar="TIME", help="Load before the first point, in no result.")
+    ] = "30s",
+    rates: Annotated[
+        str | None, typer.Option("--rates", metavar="A,B", help="Requests per second, of kind rate.")
+    ] = None,
+    num_rates: Annotated[int, typer.Option("--num_rates", help="Points of a sweep or csweep.")] = 10,
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", metavar="A,B", help="Users of each point of a csweep.")
+    ] = None,
+    arrival: Annotated[str, typer.Option("--arrival", help="Law of an open loop: constant or poisson.")] = "poisson",
+    on_full: Annotated[
+        str, typer.Option("--on_full", help="What an open loop does at max_vus: queue or drop.")
+    ] = "queue",
+    input_tokens: Annotated[
+        str, typer.Option("--input_tokens", metavar="N|LOW-HIGH", help="Length of prompts.")
+    ] = "200",
+    output_tokens: Annotated[
+        str, typer.Option("--output_tokens", metavar="N|LOW-HIGH", help="max_tokens of requests.")
+    ] = "128",
+    slo: Annotated[
+        str | None, typer.Option("--slo", metavar="ttft=500ms,...", help="Objectives for ttft, tpot, e2e: goodput.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api_key", metavar="KEY", help="Bearer token. Default: PULSING_BENCH_API_KEY. In no report."),
+    ] = None,
+    tokenizer_name: Annotated[
+        str | None,
+        typer.Option("--tokenizer_name", metavar="PATH|NAME", help="Counts answers without usage. Default: none."),
+    ] = None,
+    hf_token: Annotated[
+        str | None, typer.Option("--hf_token", metavar="TOKEN", help="To fetch a tokenizer by name.")
+    ] = None,
+    endpoint: Annotated[str, typer.Option("--endpoint", help="auto, chat or completions.")] = "auto",
+    connection: Annotated[str, typer.Option("--connection", help="reuse, or new for each request.")] = "reuse",
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--timeout", metavar="first=120s,...", help="Limits: connect (5s), first (120s), idle (60s), total (none)."
+        ),
+    ] = None,
+    drain: Annotated[
+        str, typer.Option("--drain", metavar="TIME", help="How long a point waits for its last answers.")
+    ] = "30s",
+    num_workers: Annotated[int, typer.Option("--num_workers", help="Threads of the load generator.")] = 4,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of prompts and arrivals. Default: random.")] = None,
+    extra_body: Annotated[
+        str | None, typer.Option("--extra_body", metavar="JSON", help="Merged into each request's body.")
+    ] = None,
+    output: Annotated[
+        pathlib.Path | None, typer.Option("--output", metavar="FILE", help="Write the JSON report here.")
+    ] = None,
+    requests_output: Annotated[
+        pathlib.Path | None,
+        typer.Option("--requests_output", metavar="FILE", help="Write one JSON line per request here."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    from pulsing.cli import _bench
 
-
-@app.command(context_settings=_LATER, help="Load-test an OpenAI-compatible server (comes in the next version).")
-def bench() -> None:
-    raise MisuseError("`pulsing bench` comes in the next version; this one cannot measure yet.")
+    _bench.run(
+        _bench.Options(
+            model=model,
+            url=url,
+            api_key=api_key,
+            tokenizer_name=tokenizer_name,
+            hf_token=hf_token,
+            benchmark_kind=benchmark_kind,
+            max_vus=max_vus,
+            duration=duration,
+            warmup=warmup,
+            drain=drain,
+            rates=rates,
+            num_rates=num_rates,
+            concurrency=concurrency,
+            num_workers=num_workers,
+            arrival=arrival,
+            on_full=on_full,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            endpoint=endpoint,
+            connection=connection,
+            timeout=timeout,
+            slo=slo,
+            seed=seed,
+            extra_body=extra_body,
+            output=output,
+            requests_output=requests_output,
+            json_output=json_output,
+        )
+    )
 
 
 app.add_typer(_fleet.app, name="fleet")
@@ -242,8 +347,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if _constructor_tokens is not None and command != "actor":
             words = f"pulsing {command}" if command else "pulsing"
             raise MisuseError(f"-- means nothing to `{words}`; only `pulsing actor` takes it.")
-        if command != "bench":
-            head = _argv.normalise(head, typer.main.get_command(app))
+        head = _argv.normalise(head, typer.main.get_command(app))
         app(args=head, prog_name="pulsing")
     except CliError as error:
         sys.stderr.write(f"Error: {error}\n")
