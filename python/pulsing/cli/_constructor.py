@@ -8,12 +8,12 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pulsing.cli import _convert
 from pulsing.cli._argv import canonical
-from pulsing.cli._errors import MisuseError, nearest
+from pulsing.cli._errors import FailureError, MisuseError, nearest
 
 _EMPTY = inspect.Parameter.empty
 
@@ -26,6 +26,8 @@ class Param:
     annotation: Any
     default: Any
     doc: str
+    handed_on: bool = False
+    """Taken by `**kwargs` for something else, which has too many of them to list."""
 
     @property
     def required(self) -> bool:
@@ -34,11 +36,16 @@ class Param:
 
 @dataclasses.dataclass(frozen=True)
 class Constructor:
-    """What a class can be started with. `extra` is set when it takes any further keyword."""
+    """What a class can be started with. `extra` is set when it takes any further keyword.
+
+    Such a class may say which keywords those are (`__pulsing_keywords__`, a classmethod: name to annotation); asked only
+    when it is to be started, as the answer may need what is not installed.
+    """
 
     class_name: str
     params: dict[str, Param]
     extra: bool
+    keywords: Callable[[], Mapping[str, Any]] | None = None
 
 
 def constructor_of(cls: type[Any], class_name: str) -> Constructor:
@@ -63,7 +70,7 @@ def constructor_of(cls: type[Any], class_name: str) -> Constructor:
             ):
                 annotation = type(parameter.default)
             params[parameter.name] = Param(parameter.name, annotation, parameter.default, docs.get(parameter.name, ""))
-    return Constructor(class_name, params, extra)
+    return Constructor(class_name, params, extra, getattr(cls, "__pulsing_keywords__", None) if extra else None)
 
 
 def arguments(
@@ -79,7 +86,9 @@ def arguments(
 
     Raises:
         MisuseError: unknown, missing, repeated or unreadable.
+        FailureError: what the class is built on is not installed.
     """
+    constructor = _with_keywords(constructor)
     values: dict[str, Any] = {}
     for name, value in _defined(defines).items():
         key = canonical(name)
@@ -105,6 +114,18 @@ def arguments(
             f"add it after --, as in: -- {wanted}\n{_parameter_list(constructor)}"
         )
     return values
+
+
+def _with_keywords(constructor: Constructor) -> Constructor:
+    """The constructor with the keywords that its class names as parameters of their own."""
+    if constructor.keywords is None:
+        return constructor
+    try:
+        named = constructor.keywords()
+    except ImportError as error:
+        raise FailureError(str(error)) from error
+    params = {name: Param(name, annotation, None, "", handed_on=True) for name, annotation in named.items()}
+    return dataclasses.replace(constructor, params=params | constructor.params, extra=False)
 
 
 def help_text(constructor: Constructor) -> str:
@@ -211,8 +232,10 @@ def _param(constructor: Constructor, key: str, spelling: str, actor_options: Col
 
 
 def _parameter_list(constructor: Constructor) -> str:
-    names = ", ".join(f"--{name}" for name in constructor.params)
-    return f"Parameters of {constructor.class_name}: {names or 'none'}."
+    own = [f"--{name}" for name, param in constructor.params.items() if not param.handed_on]
+    others = len(constructor.params) - len(own)
+    more = f", and {others} more that it hands on" if others else ""
+    return f"Parameters of {constructor.class_name}: {', '.join(own) or 'none'}{more}."
 
 
 def _value(annotation: Any, spelling: str, texts: list[str | None]) -> Any:
