@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,8 +144,38 @@ def test_what_it_cannot_do_it_does_not_list() -> None:
     assert not MistralRsWorker.supports & {"seed", "logprobs", "tools", "response_format", "prompt_tokens"}
 
 
+def test_tool_calls_of_earlier_turns_are_refused(worker: MistralRsWorker) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    messages = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with pytest.raises(RequestError, match="cannot read tool calls") as caught:
+        run(worker, chat(messages=messages))
+    assert caught.value.param == "messages[1].tool_calls"
+
+
+def test_a_file_that_is_no_model_fails_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(b"x")
+    with pytest.raises(RuntimeError, match=r"cannot load bad: .*GGUF") as caught:
+        MistralRsWorker(str(file)).load()
+    assert "\n" not in str(caught.value)
+
+
+def test_it_writes_nothing_to_stdout() -> None:
+    program = (
+        "from pulsing.serving.mistralrs import MistralRsWorker as W; w = W(); w.load(); "
+        "import os; assert 'RUST_LOG' not in os.environ"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "RUST_LOG"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 def test_only_gguf_files() -> None:
     with pytest.raises(ValueError, match="serves GGUF files"):
         MistralRsWorker("some/repo")
     with pytest.raises(FileNotFoundError, match=r"no GGUF file"):
         MistralRsWorker("/not/there.gguf")
+    with pytest.raises(FileNotFoundError, match=r"chat_template '/not/there' is no file"):
+        MistralRsWorker(chat_template="/not/there")

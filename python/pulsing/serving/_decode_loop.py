@@ -202,7 +202,7 @@ class DecodeLoop:
                 assert job.last is not None  # a prefilled sequence has picked a token
                 logits = self._forward(job, [job.last])
             return job.accept(job.sampler.pick(logits))
-        except Exception as error:  # noqa: BLE001 - carried to the request, whatever it is
+        except BaseException as error:  # noqa: BLE001 - carried to the request, whatever it is
             # Out of memory, a bad kernel: this sequence ends, the others go on.
             _log.exception("decoding failed")
             job.fail(error)

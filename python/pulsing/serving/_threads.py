@@ -35,12 +35,12 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
         failure: BaseException | None = None
         try:
             value = work()
-        except StopIteration as error:
-            # A future refuses StopIteration, and then the caller would wait for ever.
-            failure = RuntimeError(f"{name} raised StopIteration")
-            failure.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - carried to the awaiting task, whatever it is
             failure = error
+            if isinstance(error, StopIteration) or not isinstance(error, Exception):
+                # A future refuses the first, and nobody looks for the second: a panic of a Rust extension is one.
+                failure = RuntimeError(f"{type(error).__name__}: {error}")
+                failure.__cause__ = error
         try:
             loop.call_soon_threadsafe(deliver, value, failure)
         except RuntimeError:

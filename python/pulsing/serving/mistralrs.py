@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pulsing.serving._errors import RequestError
@@ -91,6 +92,8 @@ class MistralRsWorker(Worker):
         for name, value in (("max_new_tokens", max_new_tokens), ("threads", threads)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if chat_template is not None and not Path(chat_template).is_file():
+            raise FileNotFoundError(f"chat_template {chat_template!r} is no file; give a file with a Jinja template")
         self._source = ModelSource.of(str(bundled_gguf()) if model_name is None else model_name)
         if self._source.gguf is None:
             raise ValueError(f"MistralRsWorker serves GGUF files: give --model_name DIR/FILE.gguf, not {model_name!r}")
@@ -120,11 +123,15 @@ class MistralRsWorker(Worker):
         """Import the wheel and load the model; on a thread of its own."""
         self.set_detail("loading the weights")
         self._module = mistralrs = _import_quietly(self._threads)
-        self._runner = mistralrs.Runner(
-            which=mistralrs.Which.GGUF(quantized_model_id=self._source.repo, quantized_filename=self._source.gguf),
-            max_seqs=1,
-            jinja_explicit=self._chat_template,
-        )
+        try:
+            self._runner = mistralrs.Runner(
+                which=mistralrs.Which.GGUF(quantized_model_id=self._source.repo, quantized_filename=self._source.gguf),
+                max_seqs=1,
+                jinja_explicit=self._chat_template,
+            )
+        except BaseException as error:
+            # A panic of the engine is no Exception; and its errors end in a page of its own stack.
+            raise RuntimeError(f"mistral.rs cannot load {self.model}: {_reason(error)}") from error
         self.max_model_len = int(self._runner.max_sequence_length() or 0)
         self._thread = threading.Thread(target=self._run, name=f"decode {self.model}", daemon=True)
         self._thread.start()
@@ -146,7 +153,7 @@ class MistralRsWorker(Worker):
                     job.emit(piece)
                     if job.cancelled:
                         break
-            except Exception as error:  # noqa: BLE001 - carried to the request, whatever it is
+            except BaseException as error:  # noqa: BLE001 - carried to the request; a panic is no Exception
                 job.emit(_Piece(error=error))
 
     def _chat(self, request: GenerateRequest, limit: int) -> Iterator[_Piece]:
@@ -227,6 +234,14 @@ class MistralRsWorker(Worker):
             raise RequestError(
                 400, "the mistralrs engine cannot continue an answer begun elsewhere", code="cannot_continue"
             )
+        for at, message in enumerate(request.messages):
+            if "tool_calls" in message:
+                raise RequestError(
+                    400,
+                    "the mistralrs engine cannot read tool calls of earlier turns",
+                    f"messages[{at}].tool_calls",
+                    "unsupported_parameter",
+                )
         limit = self._max_new_tokens if request.max_tokens is None else request.max_tokens
         if self.max_model_len:
             limit = min(limit, self.max_model_len)
@@ -282,8 +297,7 @@ class MistralRsWorker(Worker):
             job.cancelled = True
 
     def _translated(self, error: BaseException) -> BaseException:
-        # The first line only: below it the engine prints its own stack.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = _reason(error)
         if "sequence length is greater than" in reason:
             return RequestError(
                 400,
@@ -292,6 +306,11 @@ class MistralRsWorker(Worker):
                 "context_length_exceeded",
             )
         return RuntimeError(f"mistral.rs: {reason}")
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error: below it the engine prints its own stack."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _import_quietly(threads: int | None) -> Any:

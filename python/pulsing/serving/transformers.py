@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
+import os
 import re
 from collections.abc import AsyncIterator
 from importlib import import_module
@@ -125,10 +126,11 @@ class TransformersWorker(Worker):
     def load(self) -> None:
         """Import torch, then load tokenizer and weights; on a thread of its own."""
         self.set_detail("importing torch and transformers")
+        # A server's log is no place for progress bars; those of GGUF files have no switch but this variable.
+        os.environ.setdefault("TQDM_DISABLE", "1")
         # Any, so that the types are the same where torch is not installed.
         torch: Any = import_module("torch")
         transformers: Any = import_module("transformers")
-        # A server's log is no place for progress bars.
         transformers.utils.logging.disable_progress_bar()
         device = self._torch_device = _pick_device(torch, self._device)
         threads = self._threads
