@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -136,10 +137,17 @@ def address(cell: Cell, allocate: Allocate) -> None:
 
 
 def static_addresses(host: str) -> Allocate:
-    """The addresses of a network where each worker has all ports for itself."""
+    """Addresses without asking a machine: the first worker that may move gets the static port, each next one the
+    following, so that no two are the same."""
+    used: Counter[int] = Counter()
 
     def allocate(worker: Worker, info: PortInfo) -> HostAndPort:
-        return HostAndPort(host=host, port=info.fixed_port(worker.cell_index))
+        port = info.fixed_port(worker.cell_index)
+        if info.allow_dynamic:
+            shifted = port + used[info.static_port]
+            used[info.static_port] += info.num_consecutive
+            port = min(shifted, 65535)
+        return HostAndPort(host=host, port=port)
 
     return allocate
 
@@ -165,11 +173,12 @@ def local_gpus(deployment: Deployment) -> list[int]:
 
 
 def rendered_statically(deployment: Deployment) -> Layout:
-    """The fleet on a network where every port is its static one, with GPU ids counted from 0 where none are named."""
+    """The fleet with addresses that no machine was asked for, and GPU ids counted from 0 where none are named."""
     needed = sum(
         pool.spec.scheduling.whole_gpus_per_worker() * pool.spec.scheduling.num_workers for pool in deployment.pools
     )
     layout = place(deployment, deployment.gpus if deployment.gpus is not None else range(needed))
+    allocate = static_addresses(deployment.host)
     for cell in layout.cells:
-        address(cell, static_addresses(deployment.host))
+        address(cell, allocate)
     return layout
