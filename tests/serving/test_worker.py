@@ -26,7 +26,7 @@ class Echo(Worker):
     """The smallest engine there is."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
-        words = request.messages[-1]["content"].split()
+        words = request.last_text.split()
         for word in words:
             yield Delta(word + " ")
         yield Delta(finish_reason="stop", usage=Usage(len(words), len(words)))
@@ -96,6 +96,8 @@ class TestAnswers:
             assert text(answer) == "to be or not "
             assert answer[-1].finish_reason == "stop"
             assert answer[-1].usage.prompt_tokens == 4
+            answer = await protocol.answer(ref, api="completions", prompt="or not")
+            assert text(answer) == "or not "
 
         run(scenario)
 

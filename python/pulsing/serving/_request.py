@@ -106,6 +106,13 @@ class GenerateRequest:
         """How many choices the answer has."""
         return self.n * max(1, len(self.prompts))
 
+    @property
+    def last_text(self) -> str:
+        """What was said last: the last message's text, or the prompt; for engines that need no conversation."""
+        if self.messages:
+            return str(self.messages[-1]["content"])
+        return next((prompt for prompt in self.prompts if isinstance(prompt, str)), "")
+
     @classmethod
     def from_body(
         cls,

@@ -1,28 +1,221 @@
-"""The place of the vLLM worker, which a later version brings."""
+"""A worker around vLLM: any model vLLM serves, with continuous batching, on whatever vLLM runs on."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
+from pulsing._core import LoadReport
 from pulsing.exceptions import PulsingUnsupportedError
-from pulsing.serving.worker import Worker
+from pulsing.serving._errors import RequestError
+from pulsing.serving._model_files import ModelSource
+from pulsing.serving._request import GenerateRequest
+from pulsing.serving._threads import in_daemon_thread
+from pulsing.serving._vllm_args import check, engine_arguments
+from pulsing.serving.worker import Delta, Worker
+
+if TYPE_CHECKING:
+    from pulsing.serving._vllm_engine import Engine, EngineStart
 
 __all__ = ["VllmWorker"]
 
+_log = logging.getLogger("pulsing.serving")
+
+# How often an idle worker looks whether its engine still lives; a running request learns it at once.
+_LOOK_EVERY = 0.5
+
+Role = Literal["aggregated", "prefill", "decode"]
+
 
 class VllmWorker(Worker):
-    """Serves a model with vLLM. Not in this version: constructing it says so at once.
+    """Serves a model with vLLM's engine, which runs in processes of its own and batches the requests that run at once.
+
+    Every vLLM engine argument is taken by its own name: ``gpu_memory_utilization``, ``tensor_parallel_size``,
+    ``max_model_len``, ``quantization`` and so on, as ``vllm serve`` takes them. trust_remote_code is off unless given.
 
     Args:
         model: a hub id or a local directory.
-        options: whatever else vLLM's engine takes.
+        role: ``aggregated``. ``prefill`` and ``decode`` are refused until Routers can pair the two.
+        max_new_tokens: tokens a chat answer may have when the request sets no limit.
+        capacity: requests handed to the engine at once; it runs max_num_seqs of them and queues the others.
+        preload: load at once, in the background; ``False``: at the first request.
+        chat_template: Jinja text, or a file that holds it; the model's own when not given.
+        served_model_name: the name clients use; the hub id, or the last part of the path, when not given.
+        tool_call_parser: name of the vLLM parser of this model's tool calls (``hermes``, ``llama3_json``, ...); without
+            it, requests with tools are refused.
+        max_waiting: requests that may wait inside the worker, beyond those handed to the engine.
+        drain_timeout: seconds that running requests get at shutdown.
+        engine_args: vLLM's engine arguments.
     """
 
     engine = "vllm"
+    supports = frozenset(
+        {
+            "bad_words",
+            "continue_final_message",
+            "frequency_penalty",
+            "ignore_eos",
+            "logit_bias",
+            "logprobs",
+            "max_tokens",
+            "min_p",
+            "min_tokens",
+            "n",
+            "presence_penalty",
+            "prompt",
+            "prompt_tokens",
+            "repetition_penalty",
+            "response_format",
+            "seed",
+            "stop",
+            "stop_token_ids",
+            "structured_outputs",
+            "temperature",
+            "tools",
+            "top_k",
+            "top_p",
+        }
+    )
 
-    def __init__(self, model: str, **options: Any) -> None:
-        del options
-        raise PulsingUnsupportedError(
-            "vLLM workers come with a later version of Pulsing; pulsing.serving.TransformersWorker serves the same "
-            f"model now: --model_name {model}"
+    def __init__(
+        self,
+        model: str,
+        role: Role = "aggregated",
+        max_new_tokens: int = 512,
+        capacity: int = 1024,
+        preload: bool = True,
+        chat_template: str | None = None,
+        served_model_name: str | None = None,
+        tool_call_parser: str | None = None,
+        max_waiting: int = 256,
+        drain_timeout: float = 30.0,
+        **engine_args: Any,
+    ) -> None:
+        if role not in ("aggregated", "prefill", "decode"):
+            raise ValueError(f"role {role!r} is none of aggregated, prefill, decode")
+        if role != "aggregated":
+            raise PulsingUnsupportedError(
+                f"role {role} is not served yet: no Router pairs prefill and decode workers; start with --role aggregated"
+            )
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        own = [name for name in VllmWorker.__init__.__annotations__ if name not in ("return", "engine_args")]
+        check(engine_args, own)
+        # s3://... and the like are vLLM's to read; a path is looked at now, to be told of a typing error at once.
+        name = model.rstrip("/").rpartition("/")[2] if "://" in model else ModelSource.of(model).name
+        super().__init__(
+            served_model_name or name,
+            capacity=capacity,
+            max_waiting=max_waiting,
+            preload=preload,
+            drain_timeout=drain_timeout,
         )
+        self._model = model
+        self._max_new_tokens = max_new_tokens
+        self._chat_template = chat_template
+        self._tool_call_parser = tool_call_parser
+        self._engine_args = engine_args
+        self._start: EngineStart | None = None
+        self._engine: Engine | None = None
+        self._closed = False
+        self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    def __pulsing_keywords__(cls) -> Mapping[str, Any]:
+        """vLLM's engine arguments, for the command line."""
+        return engine_arguments()
+
+    def engine_version(self) -> str:
+        """Version of vLLM, once it is loaded."""
+        return "" if self._engine is None else self._engine.version
+
+    # ---- loading ------------------------------------------------------------------------------------------------
+
+    def load(self) -> Awaitable[None]:
+        """Import vLLM and start its engine; on a thread of its own."""
+        self.set_detail("importing vLLM")
+        try:
+            from pulsing.serving._vllm_engine import EngineStart
+        except ImportError as error:
+            raise ImportError(
+                f"the installed vLLM does not fit this version of Pulsing, or lacks a package of its own: {error}; "
+                "pip install -U 'pulsing[vllm]'"
+            ) from error
+        self._start = EngineStart(
+            self._model,
+            self.model,
+            {"shutdown_timeout": int(self.drain_timeout), **self._engine_args},
+            self._chat_template,
+            self._tool_call_parser,
+            self._load_changed,
+        )
+        if self._closed:
+            self._start.call_off()
+        self.set_detail("starting vLLM's engine and loading the weights")
+        engine = self._start.run()
+        self.max_model_len = engine.max_model_len
+        self._engine = engine
+        return self._begin_watch(engine)
+
+    async def _begin_watch(self, engine: Engine) -> None:
+        self._watch = asyncio.get_running_loop().create_task(self._watch_over(engine), name=f"watch {self.model}")
+
+    async def _watch_over(self, engine: Engine) -> None:
+        """A worker whose engine has died must not look ready."""
+        while not engine.dead:
+            await asyncio.sleep(_LOOK_EVERY)
+        if self.state != "draining":
+            _log.error("%s: vLLM's engine process has ended by itself; its last words are in the log above", self.model)
+            self._set_state("failed", "vLLM's engine process has ended by itself; see this worker's log")
+
+    async def close(self) -> None:
+        """End the engine's processes, also while they start."""
+        self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._engine is not None:
+            await in_daemon_thread(self._engine.close, f"close {self.model}")
+        elif self._start is not None:
+            await in_daemon_thread(self._start.call_off, f"call off {self.model}")
+
+    # ---- load ---------------------------------------------------------------------------------------------------
+
+    def load_report(self) -> LoadReport:
+        """How this worker is doing now, with the engine's own queue and KV cache."""
+        base = super().load_report()
+        if self._engine is None:
+            return base
+        # The engine tells its numbers a step late and counts sequences; the requests in hand are known exactly.
+        queued = min(self._engine.load.waiting, base.running)
+        return LoadReport(
+            state=base.state,
+            running=base.running - queued,
+            waiting=base.waiting + queued,
+            capacity=min(self.capacity, self._engine.max_running),
+            kv_usage=self.kv_usage(),
+            processed=base.processed,
+            progress_age_ms=base.progress_age_ms,
+            models=[self.model],
+            detail=base.detail,
+            max_model_len=base.max_model_len,
+        )
+
+    def kv_usage(self) -> float:
+        """Share of the KV cache that running requests hold."""
+        # An idle engine makes no step to say that it has let go.
+        return 0.0 if self._engine is None or self._running == 0 else self._engine.load.kv_usage
+
+    # ---- requests -----------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """The answer, as the engine gives it; closing the generator takes the request out of the engine's batch."""
+        if self._engine is None:
+            raise RequestError(503, f"{self.model} is not loaded", code="worker_loading")
+        from pulsing.serving._vllm_request import answer
+
+        async with contextlib.aclosing(answer(self._engine, request, self._max_new_tokens)) as deltas:
+            async for delta in deltas:
+                yield delta

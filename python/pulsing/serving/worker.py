@@ -4,7 +4,7 @@ A new engine is one class with one async generator::
 
     class Echo(Worker):
         async def generate(self, request):
-            for word in request.messages[-1]["content"].split():
+            for word in request.last_text.split():
                 yield Delta(word + " ")
             yield Delta(finish_reason="stop")
 
@@ -26,6 +26,7 @@ from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_deltas
 from pulsing.core import Actor, Message
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._request import GenerateRequest
+from pulsing.serving._text import StopFilter
 from pulsing.serving._threads import in_daemon_thread
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "GenerateRequest",
     "MistralRsWorker",
     "RequestError",
+    "StopFilter",
     "TransformersWorker",
     "Usage",
     "Worker",
