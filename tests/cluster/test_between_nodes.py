@@ -96,6 +96,9 @@ class Far:
         assert self.peer is not None
         return int(await self.peer.bounce(times - 1)) if times else 0
 
+    def itself(self) -> Any:
+        return self
+
     def unpicklable(self) -> Any:
         return (n for n in [asyncio.get_running_loop()]) and asyncio.get_running_loop()
 
@@ -118,6 +121,9 @@ def test_calls_values_and_errors() -> None:
             assert caught.value.number == 7
             assert isinstance(caught.value.__cause__, RemoteTraceback)
             assert "raise CustomError(7)" in str(caught.value.__cause__)
+            copy = await far.itself()
+            assert isinstance(copy, Far)
+            assert copy.add(1) == 1
             with pytest.raises(AttributeError, match="has no method 'nothing'"):
                 await far.as_any().nothing()
             with pytest.raises(TypeError, match="cannot send"):
@@ -418,5 +424,30 @@ def test_a_call_through_rust_on_the_same_node_keeps_its_errors() -> None:
             assert await remote_ask(near.ref, 0, "add", (1, 2), {}, 5.0, False, None) == 3
             with pytest.raises(CustomError):
                 await remote_ask(near.ref, 0, "fail", (), {}, 5.0, False, None)
+
+    run(main())
+
+
+def test_tells_beyond_all_bounds_are_dropped_and_counted() -> None:
+    class Gate(pul.Actor):
+        def __init__(self) -> None:
+            self.open = asyncio.Event()
+            self.seen = 0
+
+        async def receive(self, msg: Any) -> None:
+            self.seen += 1
+            await self.open.wait()
+
+    async def main() -> None:
+        async with cluster(2) as (one, two):
+            gate = Gate()
+            await one.spawn(gate, name="gate", mailbox=16)
+            far = await two.resolve("gate", timeout=5)
+            kept = 1 + 16 + 16 * 16
+            for n in range(kept + 50):
+                await far.tell(n)
+            await eventually("the rest is dropped", lambda: one.counts.dead_letters == 50)
+            gate.open.set()
+            await eventually("what was kept is handled", lambda: gate.seen == kept)
 
     run(main())

@@ -6,11 +6,14 @@ import asyncio
 import logging
 from abc import ABC
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pulsing.core._dispatch import OP_CALL
 from pulsing.core._ids import ActorId
 from pulsing.exceptions import PulsingRuntimeError, PulsingUnsupportedError
+
+if TYPE_CHECKING:
+    from pulsing.core._cell import Cell
 
 _log = logging.getLogger("pulsing")
 
@@ -18,16 +21,16 @@ _log = logging.getLogger("pulsing")
 class _Delayed:
     """`self.delayed(seconds)`: its attributes are the actor's methods, called later, as `tell`."""
 
-    __slots__ = ("_actor", "_delay")
+    __slots__ = ("_cell", "_delay")
 
-    def __init__(self, actor: Any, delay: float) -> None:
-        self._actor = actor
+    def __init__(self, cell: Cell, delay: float) -> None:
+        self._cell = cell
         self._delay = delay
 
     def __getattr__(self, name: str) -> Callable[..., asyncio.Task[None]]:
         if name.startswith("_"):
             raise AttributeError(name)
-        cell = cell_of(self._actor)
+        cell = self._cell
         if name not in cell.methods:
             raise AttributeError(f"actor {cell.label} has no method {name!r}")
         delay = self._delay
@@ -37,23 +40,40 @@ class _Delayed:
                 await asyncio.sleep(delay)
                 await cell.system.ref_of(cell)._tell(OP_CALL, name, args, kwargs)
 
-            task: asyncio.Task[None] = cell.system.background(later())
-            return task
+            return cell.system.background(later())
 
         return schedule
 
 
-def delayed(self: Any, delay: float) -> Any:
-    """Calls one of the actor's own methods after `delay` seconds: ``task = self.delayed(2.0).tick()``.
-
-    The message goes through the mailbox like any other. `task.cancel()` takes it back.
-    """
-    if delay < 0:
-        raise ValueError(f"delayed({delay}): expected seconds, 0 or more")
-    return _Delayed(self, delay)
+def nothing() -> None:
+    """What the runtime's marks on an instance become when it is pickled: the copy is no actor."""
 
 
-def cell_of(actor: Any) -> Any:
+class Delayer:
+    """`self.delayed` of a running actor."""
+
+    __slots__ = ("_cell",)
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+
+    def __call__(self, delay: float) -> Any:
+        """Calls one of the actor's own methods after `delay` seconds: ``task = self.delayed(2.0).tick()``.
+
+        The message goes through the mailbox like any other. `task.cancel()` takes it back.
+
+        Raises:
+            ValueError: `delay` is negative.
+        """
+        if delay < 0:
+            raise ValueError(f"delayed({delay}): expected seconds, 0 or more")
+        return _Delayed(self._cell, delay)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return nothing, ()
+
+
+def cell_of(actor: Any) -> Cell:
     """The running actor behind an instance.
 
     Raises:
@@ -62,7 +82,7 @@ def cell_of(actor: Any) -> Any:
     cell = getattr(actor, "_pulsing_cell", None)
     if cell is None:
         raise PulsingRuntimeError(f"this {type(actor).__name__} is not running as an actor: spawn it first")
-    return cell
+    return cast("Cell", cell)
 
 
 class Actor(ABC):  # noqa: B024 - receive is optional: an actor may offer methods only
@@ -98,7 +118,7 @@ class Actor(ABC):  # noqa: B024 - receive is optional: an actor may offer method
 
         Returns an object with the actor's methods; each returns the task that will send the message.
         """
-        return delayed(self, delay)
+        return Delayer(cell_of(self))(delay)
 
     def set_metadata(self, **values: str) -> None:
         """Replaces published metadata keys, at any time; without effect before the actor is spawned.

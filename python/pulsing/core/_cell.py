@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from pulsing.core._actor import Delayer, nothing
 from pulsing.core._context import CallContext, current
 from pulsing.core._delivery import DONE, RUNNING, Delivery
 from pulsing.core._dispatch import MethodSpec, methods_of
@@ -43,6 +44,9 @@ SLOW_CALL = 0.1
 """Seconds after which an inline method is reported: it stalled the whole loop."""
 _HOOK_LIMIT = 60.0
 """Seconds that `on_stop` may take; a Worker drains in it."""
+
+_OVERFLOW = 16
+"""Mailboxes full of messages sent by `tell` from elsewhere that are kept beside the mailbox."""
 
 STARTING, OPEN, RESTARTING, STOPPING, STOPPED = range(5)
 
@@ -88,6 +92,9 @@ class Cell:
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._end: asyncio.Future[None] | None = None
         self._restart_task: asyncio.Task[None] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return nothing, ()
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -144,11 +151,9 @@ class Cell:
         self.instance = instance
         with contextlib.suppress(AttributeError, TypeError):
             object.__setattr__(instance, "_pulsing_cell", self)
-        if not hasattr(instance, "delayed"):
-            from pulsing.core._actor import delayed
-
+        if getattr(instance, "delayed", None) is None:
             with contextlib.suppress(AttributeError, TypeError):
-                object.__setattr__(instance, "delayed", delayed.__get__(instance))
+                object.__setattr__(instance, "delayed", Delayer(self))
         metadata = getattr(instance, "metadata", None)
         if callable(metadata):
             found = metadata()
@@ -218,6 +223,11 @@ class Cell:
                 f"mailbox of actor {self.label} is full ({self.capacity} messages wait); wait, or call without no_wait"
             )
             d.fail(refuse_as(MailboxFull(text), "mailbox_full", "", self.capacity))
+        elif d.one_way and not d.awaited and len(self._overflow) >= _OVERFLOW * self.capacity:
+            # Nobody can be made to wait for a tell that came through the network: beyond this it is lost.
+            self.system.counts.dead_letters += 1
+            _log.warning("mailbox of actor %s is full: a message sent by tell is dropped", self.label)
+            d.finish()
         else:
             self._overflow.append(d)
             d.arm()

@@ -169,6 +169,11 @@ class Delivery:
         if self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(None)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a `tell` waits for the message's place."""
+        return self._accepted is not None
+
     def acceptance(self) -> asyncio.Future[None]:
         """Done when the message has a place in the mailbox, or has ended."""
         self._accepted = self._loop.create_future()
