@@ -73,11 +73,15 @@ def finished(name: str, value: str) -> None:
     (STATE / f"{name}.stamp").write_text(value)
 
 
-def rust_sources() -> list[pathlib.Path]:
-    """Everything the extension is built from."""
-    kept = [ROOT / "Cargo.toml", ROOT / "Cargo.lock", ROOT / "pyproject.toml"]
-    for folder in ("crates", "proto"):
-        kept.extend(path for path in (ROOT / folder).rglob("*") if path.is_file())
+def sources() -> list[pathlib.Path]:
+    """Everything the wheel is built from."""
+    kept = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "pyproject.toml", "README.md", "LICENSE")]
+    for folder in ("crates", "proto", "python"):
+        kept.extend(
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
+        )
     return kept
 
 
@@ -86,9 +90,7 @@ def prepare() -> pathlib.Path:
     if sys.version_info < MIN_PYTHON:
         die(f"Pulsing needs Python >= 3.11; this is {sys.version.split()[0]}. Run: PYTHON=python3.11 make demo")
     if shutil.which("cargo") is None:
-        die(
-            "Pulsing is built with Rust and there is no cargo in PATH: install it from https://rustup.rs."
-        )
+        die("Pulsing is built with Rust and there is no cargo in PATH: install it from https://rustup.rs.")
     bin_ = VENV / "bin"
     python = bin_ / "python"
     want = f"{sys.version_info.major}.{sys.version_info.minor} {VENV}"
@@ -104,10 +106,16 @@ def prepare() -> pathlib.Path:
         with step("Build tool"):
             run([*pip, *MATURIN])
             finished("tools", want)
-    want = fingerprint(rust_sources())
+    want = fingerprint(sources())
     if not fresh("build", want):
-        with step("Build of the runtime (Rust; a few minutes the first time, seconds later)"):
-            run([bin_ / "maturin", "develop", "--profile", "ci"], VIRTUAL_ENV=str(VENV))
+        with step("Build of Pulsing (Rust; a few minutes the first time, seconds later)"):
+            wheels = STATE / "wheels"
+            shutil.rmtree(wheels, ignore_errors=True)
+            run([bin_ / "maturin", "build", "--profile", "ci", "--out", wheels], VIRTUAL_ENV=str(VENV))
+            (wheel,) = wheels.glob("*.whl")
+            # The same version may be installed already: the first call replaces it, the second brings what it needs.
+            run([*pip, "--force-reinstall", "--no-deps", wheel])
+            run([*pip, wheel])
             finished("build", want)
     want = " ".join(ENGINE + MODEL)
     if not fresh("engine", want):
