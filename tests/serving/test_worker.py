@@ -16,9 +16,8 @@ from models import tiny_gpt2
 
 from pulsing import _core
 from pulsing.core import Message, actor_system
-from pulsing.exceptions import PulsingActorError, PulsingUnsupportedError
+from pulsing.exceptions import PulsingActorError
 from pulsing.serving.transformers import TransformersWorker
-from pulsing.serving.vllm import VllmWorker
 from pulsing.serving.worker import Delta, GenerateRequest, RequestError, Usage, Worker
 
 
@@ -503,10 +502,6 @@ class TestMistakes:
         for wrong in (Nothing, NoYield):
             with pytest.raises(TypeError, match="an async generator"):
                 wrong()
-
-    def test_vllm_is_refused_in_words(self) -> None:
-        with pytest.raises(PulsingUnsupportedError, match=r"TransformersWorker serves the same model now"):
-            VllmWorker("Qwen/Qwen2.5-0.5B")
 
 
 def test_transformers_through_the_protocol(tmp_path: Path) -> None:
