@@ -258,7 +258,7 @@ def test_join_command() -> None:
     chat = Pool(spec=spec, join=Join(seeds="${spec.front.node}", name="w"))
     layout = rendered_statically(Deployment(name="f", pools=(front, chat)))
     assert layout.join_argv(layout.cells[0]) is None
-    assert layout.join_argv(layout.cells[1]) == engine_worker_command("127.0.0.1:9000", "w", "http://127.0.0.1:8000")
+    assert layout.join_argv(layout.cells[1]) == engine_worker_command("127.0.0.1:9000", "w", "http://127.0.0.1:8001")
 
 
 def test_too_few_gpus() -> None:

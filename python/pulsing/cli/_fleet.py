@@ -46,7 +46,9 @@ def _root(ctx: typer.Context) -> None:
         raise MisuseError(f"a command is missing\n{ctx.get_usage()}\nTry 'pulsing fleet --help'.")
 
 
-@app.command(help="Print what would run; starts nothing. Ports that `up` chooses freely are shown counted from their static one.")
+@app.command(
+    help="Print what would run; starts nothing. Ports that `up` chooses are shown counted from their static one."
+)
 def render(file: File = None, json_output: Json = False) -> None:
     from pulsing.fleet._placement import rendered_statically
 

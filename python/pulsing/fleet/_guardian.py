@@ -5,7 +5,8 @@ itself. It is a subreaper, so processes that left their group or lost their pare
 library only, and started with -I -S: a cell's guardian must cost next to nothing.
 
 Reads JSON lines on stdin:
-    {"op": "start", "id": "0", "argv": [...], "env": {...}, "log": PATH, "cwd": PATH or null, "join": bool}
+    {"op": "start", "id": "0", "argv": [...], "env": {...}, "log": PATH, "cwd": PATH or null, "join": bool,
+     "crash_term": SECONDS}
     {"op": "stop", "drain": SECONDS, "term": SECONDS}
 Writes JSON lines on stdout: {"event": "started"|"refused"|"exit"|"gone", ...}; "gone" comes when no process is left.
 The exit of a join process is reported; the exit of any other ends the cell.
@@ -27,7 +28,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 # After the launcher is gone: SIGTERM, then this many seconds, then SIGKILL.
 ORPHANED_GRACE = 1.5
-# After a worker died by itself the others of its cell have this long.
+# After a worker died by itself the others of its cell have this long, or what the order says.
 CRASH_TERM = 5.0
 
 
@@ -52,6 +53,7 @@ class Guardian:
         self.phase: str | None = None
         self.deadline = 0.0
         self.term = 0.0
+        self.crash_term = CRASH_TERM
         self.launcher_gone = False
         self.buffer = b""
 
@@ -63,6 +65,7 @@ class Guardian:
         if self.phase is not None:
             self.say(event="refused", id=order["id"], error="the cell is being stopped")
             return
+        self.crash_term = order["crash_term"]
         prctl, pid = self.prctl, self.pid
 
         def bind() -> None:
@@ -79,7 +82,7 @@ class Guardian:
             log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         except OSError as error:
             self.say(event="refused", id=order["id"], error="log {}: {}".format(order["log"], error.strerror))
-            self.stop(0.0, CRASH_TERM)
+            self.stop(0.0, self.crash_term)
             return
         try:
             child = subprocess.Popen(
@@ -95,7 +98,7 @@ class Guardian:
         except (OSError, subprocess.SubprocessError) as error:
             self.say(event="refused", id=order["id"], error="{}: {}".format(order["argv"][0], error))
             if not order["join"]:
-                self.stop(0.0, CRASH_TERM)
+                self.stop(0.0, self.crash_term)
             return
         finally:
             os.close(log)
@@ -179,7 +182,7 @@ class Guardian:
                     self.crash()
 
     def crash(self) -> None:
-        self.stop(CRASH_TERM, CRASH_TERM)
+        self.stop(CRASH_TERM, self.crash_term)
         self.signal(self.workers, signal.SIGTERM)
 
     def advance(self) -> bool:
@@ -192,7 +195,7 @@ class Guardian:
         if self.phase == "term":
             self.tell_orphans()
             if not self.workers:
-                self.deadline = min(self.deadline, now + CRASH_TERM)
+                self.deadline = min(self.deadline, now + self.crash_term)
         if self.phase == "term" and now >= self.deadline:
             self.phase, self.deadline = "kill", now
         if self.phase == "kill":
@@ -227,7 +230,7 @@ class Guardian:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: self.stop(CRASH_TERM, CRASH_TERM))
+        signal.signal(signal.SIGTERM, lambda *_: self.stop(CRASH_TERM, self.crash_term))
         while True:
             if self.phase is None:
                 wait = None

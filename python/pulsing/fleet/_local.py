@@ -11,6 +11,9 @@ from pulsing.fleet._placement import Cell, Command, Layout, Worker, address, loc
 from pulsing.fleet._ports import PortHolder
 from pulsing.fleet._processes import CellProcesses, GuardedCell
 
+# Of an engine that lost a part nothing is worth waiting for long.
+_CRASH_TERM = 5.0
+
 
 class LocalBackend:
     """Runs a fleet on this machine. Linux; elsewhere processes that leave their group may outlive the launcher."""
@@ -51,8 +54,7 @@ class LocalBackend:
 
     async def processes(self, cell: Cell, mark: str) -> CellProcesses:
         """See `Backend`."""
-        del cell
-        return GuardedCell(mark)
+        return GuardedCell(mark, min(_CRASH_TERM, cell.pool.stop.term))
 
     async def let_bind(self, cell: Cell) -> None:
         """See `Backend`."""

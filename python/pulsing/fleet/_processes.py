@@ -74,9 +74,14 @@ def words_of_exit(who: str, code: int) -> str:
 class GuardedCell:
     """Processes below a guardian on this machine."""
 
-    def __init__(self, mark: str) -> None:
-        """`mark` is what the processes' environment carries."""
+    def __init__(self, mark: str, crash_term: float = 5.0) -> None:
+        """
+        Args:
+            mark: what the processes' environment carries.
+            crash_term: after a crash, seconds between SIGTERM and SIGKILL for what is left of the cell.
+        """
         self._mark = mark
+        self._crash_term = crash_term
         self._process: asyncio.subprocess.Process | None = None
         self._started: dict[str, asyncio.Future[int]] = {}
         self._join_exits: asyncio.Queue[int] = asyncio.Queue()
@@ -135,6 +140,7 @@ class GuardedCell:
                 "log": order.log,
                 "cwd": order.cwd,
                 "join": order.join,
+                "crash_term": self._crash_term,
             }
         )
         return future
