@@ -212,6 +212,9 @@ def _pairs(option: str, text: str, known: Sequence[str], scale: float) -> dict[s
             raise MisuseError(
                 f"{option} {part!r}: expected NAME=DURATION with {', '.join(known)}{nearest(name, known)}"
             )
+        if scale != 1.0 and value.strip().replace(".", "").isdigit():
+            # Milliseconds to one reader and seconds to the next: the unit has to be said.
+            raise MisuseError(f"{option} {part!r}: the unit is missing, as in {name}={value}ms")
         values[name] = seconds(f"{option} {name}", value) * scale
     return values
 

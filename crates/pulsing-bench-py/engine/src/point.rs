@@ -192,8 +192,8 @@ impl Point {
             interrupted: phase.interrupted,
             errors: errors(records),
             achieved: achieved(phase, window),
-            throughput: throughput(&ok, &tokens, window, window_s, phase.ended),
-            goodput: config.slo.is_set().then(|| goodput(&config.slo, &ok, &counts, window_s)),
+            throughput: throughput(&ok, &tokens, window_s, phase.ended),
+            goodput: config.slo.is_set().then(|| goodput(&config.slo, &ok, &counts, phase.ended, window_s)),
             steady: steady(phase, &ok),
             client: ClientSide {
                 lag_ms: summary(records.iter().map(|record| record.start.saturating_sub(record.sched))),
@@ -210,6 +210,17 @@ impl Point {
         };
         point.warnings = point.warn();
         point
+    }
+
+    /// Requests per second the server can finish, from the tokens it made: answers in progress count by what is done of them, so
+    /// that short points of long answers are not far off.
+    pub fn capacity(&self) -> f64 {
+        let made =
+            self.steady.as_ref().map_or(self.throughput.output_tokens_per_s, |steady| steady.output_tokens_per_s);
+        match self.tokens.output_mean {
+            Some(mean) if mean > 0.0 && made > 0.0 => round(made / mean),
+            _ => self.throughput.requests_per_s,
+        }
     }
 
     fn warn(&self) -> Vec<String> {
@@ -360,8 +371,8 @@ fn achieved(phase: &PhaseResult, window: (u64, u64)) -> Achieved {
     }
 }
 
-fn throughput(ok: &[&Record], tokens: &Tokens, window: (u64, u64), window_s: f64, ended: u64) -> Throughput {
-    let done: Vec<&&Record> = ok.iter().filter(|record| record.closed <= ended.max(window.1)).collect();
+fn throughput(ok: &[&Record], tokens: &Tokens, window_s: f64, ended: u64) -> Throughput {
+    let done: Vec<&&Record> = ok.iter().filter(|record| record.closed <= ended).collect();
     let input = tokens.input.map(|_| done.iter().filter_map(|record| record.prompt).sum::<u64>() as f64);
     Throughput {
         requests_per_s: per(done.len() as f64, window_s),
@@ -371,27 +382,27 @@ fn throughput(ok: &[&Record], tokens: &Tokens, window: (u64, u64), window_s: f64
     }
 }
 
-fn goodput(slo: &Slo, ok: &[&Record], counts: &Counts, window_s: f64) -> Goodput {
+fn goodput(slo: &Slo, ok: &[&Record], counts: &Counts, ended: u64, window_s: f64) -> Goodput {
     let meets = |value: Option<f64>, limit: Option<f64>| match limit {
         Some(limit) => value.is_some_and(|value| value / 1000.0 <= limit),
         None => true,
     };
-    let good = ok
-        .iter()
-        .filter(|record| {
-            let since_due = |at: Option<u64>| between(Some(record.sched), at).map(|micros| micros as f64);
-            meets(since_due(record.first), slo.ttft)
-                && meets(since_due(record.last), slo.e2e)
-                // One token has no time per token to miss.
-                && (record.tokens == 1 || meets(record.tpot(), slo.tpot))
-        })
-        .count() as u64;
+    let is_good = |record: &&&Record| {
+        let since_due = |at: Option<u64>| between(Some(record.sched), at).map(|micros| micros as f64);
+        meets(since_due(record.first), slo.ttft)
+            && meets(since_due(record.last), slo.e2e)
+            // One token has no time per token to miss.
+            && (record.tokens == 1 || meets(record.tpot(), slo.tpot))
+    };
+    let good = ok.iter().filter(is_good).count() as u64;
+    // As a rate, only what finished inside: like the throughput it is part of.
+    let inside = ok.iter().filter(|record| record.closed <= ended).filter(is_good).count();
     let of = counts.ok + counts.failed + counts.dropped;
     Goodput {
         slo_ms: slo.clone(),
         good,
         share: (of > 0).then(|| round(good as f64 / of as f64)),
-        requests_per_s: per(good as f64, window_s),
+        requests_per_s: per(inside as f64, window_s),
     }
 }
 

@@ -30,6 +30,10 @@ pub const DEFINITIONS: &[(&str, &str)] = &[
         "goodput",
         "requests within all objectives (ttft, e2e: since due) / (ok + failed + dropped); those cut off are excluded",
     ),
+    (
+        "capacity",
+        "output tokens per second of the steady part / mean tokens of an answer; a sweep's rates go to 120 % of it",
+    ),
     ("late", "finished after the deadline, within the drain: in the latencies, its later tokens not in the throughput"),
     ("cut", "in flight when the drain or the run ended: in no latency"),
     ("steady", "closed loop: while >= 90 % of the users are in flight; open loop: without the first 10 % of the point"),
@@ -105,7 +109,7 @@ impl Report {
     /// The point a sweep's rates were derived from.
     pub fn capacity(&self) -> Option<f64> {
         let first = self.points.first().filter(|_| self.config.kind == Kind::Sweep)?;
-        Some(first.throughput.requests_per_s)
+        Some(first.capacity())
     }
 }
 

@@ -233,7 +233,7 @@ async fn points(setting: &Arc<Setting>, data: &mut RunData, stop: &watch::Receiv
         data.phases.push(result);
         at += 1;
         if at == 1 && config.kind == Kind::Sweep && !data.interrupted {
-            let reached = Point::of(&data.phases[0], &config).throughput.requests_per_s;
+            let reached = Point::of(&data.phases[0], &config).capacity();
             if reached <= 0.0 {
                 data.notes.push("the throughput point finished no request, so the sweep has no rates to try".into());
             }
