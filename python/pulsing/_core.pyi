@@ -310,14 +310,16 @@ def init_logging(filter: str, format: str) -> bool:
         ValueError: Neither.
     """
 
-def observe_get(addrs: list[str], path: str, timeout: float = 10.0) -> list[tuple[int, str, str | None]]:
-    """GETs `path` from the observer endpoint of every address at once.
+def observe_get(
+    addrs: list[str], path: str, timeout: float = 10.0, passphrase: str | None = None, cluster: str = "default"
+) -> list[tuple[int, str, str | None]]:
+    """GETs `path` from the observer endpoint of every address at once; with a passphrase, over the cluster's TLS.
 
     Returns:
         One tuple an address: ``(status, body, None)``, or ``(0, "", why)`` without an answer within `timeout` seconds.
 
     Raises:
-        ValueError: A timeout that is no positive number.
+        ValueError: A timeout that is no positive number, or an empty passphrase.
     """
 
 @final

@@ -282,3 +282,31 @@ def test_json_logs_are_json(start: Callable[..., Node]) -> None:
     lines = [json.loads(line) for line in err.splitlines()]
     assert any("insecure" in json.dumps(line["fields"]).lower() for line in lines)
     assert all({"timestamp", "level", "target"} <= line.keys() for line in lines)
+
+
+def test_a_cluster_with_a_secret(start: Callable[..., Node], pulsing: Pulsing, tmp_path: pathlib.Path) -> None:
+    secret, wrong, empty = (tmp_path / name for name in ("secret", "wrong", "empty"))
+    secret.write_text("correct horse\n")
+    wrong.write_text("battery staple\n")
+    empty.write_text("\n")
+    node = start("cli_actors.Named", "--addr", "127.0.0.1:0", "--passphrase-file", str(secret))
+    addr = node.until(r"started at (\S+)")[1]
+    member = start("cli_actors.Counter", "--seeds", addr, "--passphrase-file", str(secret))
+    member.until("started at")
+    shown = pulsing("inspect", "cluster", "--seeds", addr, "--passphrase_file", str(secret))
+    assert "2 nodes (2 alive)" in shown.out, shown.err
+    for argv, words in [
+        (("--passphrase_file", str(wrong)), "check the passphrase"),
+        ((), "--passphrase-file"),
+    ]:
+        refused = pulsing("inspect", "cluster", "--seeds", addr, *argv)
+        assert (refused.code, refused.out) == (1, "")
+        assert words in refused.err
+        code, out, err = start("cli_actors.Named", "--seeds", addr, "--name", "stranger", *argv).end()
+        assert (code, out) == (1, "")
+        assert words in err
+    assert start("cli_actors.Named", "--passphrase-file", str(empty)).end()[0] == 2
+    assert start("cli_actors.Named", "--passphrase-file", str(secret), "--insecure").end()[0] == 2
+    for one in (member, node):
+        one.process.send_signal(signal.SIGTERM)
+        assert one.end()[0] == 0

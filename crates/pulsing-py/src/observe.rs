@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pulsing_core::net::tls::{ClusterTls, Passphrase};
 use pulsing_core::observe;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -9,24 +10,31 @@ use pyo3::prelude::*;
 /// How often a waiting call looks for Ctrl-C.
 const SIGNAL_TICK: Duration = Duration::from_millis(100);
 
-/// GETs `path` from every address at once, each within `timeout` seconds, and waits for all of them.
+/// GETs `path` from every address at once, each within `timeout` seconds, and waits for all of them. With a
+/// `passphrase`, over the TLS of the cluster named `cluster`.
 ///
 /// One tuple an address, in their order: `(status, body, None)`, or `(0, "", why)` when no answer came.
 ///
 /// # Errors
-/// `ValueError` for a timeout that is no positive number of seconds; `KeyboardInterrupt` as usual.
+/// `ValueError` for a timeout that is no positive number of seconds, or an empty passphrase; `KeyboardInterrupt` as usual.
 #[pyfunction]
-#[pyo3(signature = (addrs, path, timeout = 10.0))]
+#[pyo3(signature = (addrs, path, timeout = 10.0, passphrase = None, cluster = "default"))]
 pub(crate) fn observe_get(
     py: Python<'_>,
     addrs: Vec<String>,
     path: &str,
     timeout: f64,
+    passphrase: Option<&str>,
+    cluster: &str,
 ) -> PyResult<Vec<(u16, String, Option<String>)>> {
     let limit = Duration::try_from_secs_f64(timeout)
         .ok()
         .filter(|limit| !limit.is_zero())
         .ok_or_else(|| PyValueError::new_err(format!("timeout={timeout}: expected a positive number of seconds")))?;
+    let tls = passphrase
+        .map(|text| ClusterTls::new(&Passphrase::new(text)?, cluster))
+        .transpose()
+        .map_err(|error| PyValueError::new_err(error.to_string()))?;
     // A runtime of its own, on this thread: a command that only looks should not start the node's threads.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -34,7 +42,7 @@ pub(crate) fn observe_get(
         .map_err(|error| PyRuntimeError::new_err(format!("cannot start a runtime: {error}")))?;
     let answers = py.detach(|| {
         runtime.block_on(async {
-            let mut asked = std::pin::pin!(observe::get_many(&addrs, path, limit));
+            let mut asked = std::pin::pin!(observe::get_many(&addrs, path, limit, tls.as_ref()));
             loop {
                 tokio::select! {
                     answers = &mut asked => return Ok(answers),

@@ -102,12 +102,15 @@ async def _start(
     from pulsing.core import ActorClass
     from pulsing.exceptions import ConfigError, InvalidNameError, PulsingError
 
+    file = settings["passphrase_file"]
+    passphrase = _settings.read_passphrase(file) if file else None
     try:
         async with _telling_what_it_waits_for(settings["seeds"], say):
             system = await pul.init(
                 settings["addr"],
                 seeds=settings["seeds"],
                 cluster=settings["cluster"],
+                passphrase=passphrase,
                 insecure=settings["insecure"],
                 join_timeout=settings["join_timeout"] or None,
                 observe=settings["observe"],

@@ -38,8 +38,8 @@ class Param:
 class Constructor:
     """What a class can be started with. `extra` is set when it takes any further keyword.
 
-    Such a class may say which keywords those are (`__pulsing_keywords__`, a classmethod: name to annotation); asked only
-    when it is to be started, as the answer may need what is not installed.
+    Such a class may say which keywords those are (`__pulsing_keywords__`, a classmethod: name to annotation). It is
+    asked only when it is to be started, as the answer may need what is not installed.
     """
 
     class_name: str

@@ -10,18 +10,36 @@ from typing import Any
 from typer import echo
 
 from pulsing.cli._errors import FailureError, MisuseError
+from pulsing.cli._settings import read_passphrase
 
 DEFAULT_PORT = 8000
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Whom to ask: `endpoint` is one node, `seeds` lead to all of them. `timeout` in seconds, for each node."""
+    """Whom to ask: `endpoint` is one node, `seeds` lead to all of them. `timeout` in seconds, for each node.
+
+    With a `passphrase_file`, over the TLS of the cluster of this name.
+    """
 
     seeds: str | None
     timeout: float
     best_effort: bool = False
     endpoint: str | None = None
+    passphrase_file: str | None = None
+    cluster: str = "default"
+
+    def fetch(self, addrs: Sequence[str], path: str) -> list["Answer"]:
+        """GETs `path` from all `addrs` at once."""
+        from pulsing._core import observe_get
+
+        passphrase = read_passphrase(self.passphrase_file) if self.passphrase_file else None
+        answers = []
+        found = observe_get(list(addrs), path, self.timeout, passphrase, self.cluster)
+        for addr, (status, body, error) in zip(addrs, found, strict=True):
+            refusal = f"{addr} answers {status} to {path}: {body[:200]}" if status != 200 else None
+            answers.append(Answer(addr, body, error or refusal))
+        return answers
 
     def first(self) -> list[str]:
         """Addresses from the command line."""
@@ -39,7 +57,7 @@ class Source:
         """
         reasons = []
         for addr in self.first():
-            answer = fetch([addr], path, self.timeout)[0]
+            answer = self.fetch([addr], path)[0]
             if answer.error is None:
                 return addr, answer.json()
             reasons.append(answer.error)
@@ -55,7 +73,7 @@ class Source:
         addrs = [
             asked if member["me"] else member["addr"] for member in members if member["state"] in ("alive", "suspect")
         ]
-        answers = fetch(addrs, path, self.timeout)
+        answers = self.fetch(addrs, path)
         failed = [answer.error for answer in answers if answer.error is not None]
         if failed:
             text = "\n".join(f"  {reason}" for reason in failed)
@@ -109,17 +127,6 @@ def with_port(addr: str) -> str:
     if addr.count(":") > 1:
         return f"[{addr}]:{DEFAULT_PORT}"
     return addr if ":" in addr else f"{addr}:{DEFAULT_PORT}"
-
-
-def fetch(addrs: Sequence[str], path: str, timeout: float) -> list[Answer]:
-    """GETs `path` from all `addrs` at once."""
-    from pulsing._core import observe_get
-
-    answers = []
-    for addr, (status, body, error) in zip(addrs, observe_get(list(addrs), path, timeout), strict=True):
-        refusal = f"{addr} answers {status} to {path}: {body[:200]}" if status != 200 else None
-        answers.append(Answer(addr, body, error or refusal))
-    return answers
 
 
 def cluster(source: Source, json_output: bool) -> None:

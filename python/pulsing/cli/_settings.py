@@ -40,6 +40,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("seeds", list[str], [], "host:port of nodes to join, separated by commas; none: this is the first node"),
     Setting("cluster", str, "default", "name of the cluster; nodes of another name are refused"),
+    Setting("passphrase_file", str | None, None, "file with the cluster's secret: mutual TLS between all who know it"),
     Setting("join_timeout", float, 0.0, "seconds to wait for the seeds; 0: for ever"),
     Setting("insecure", bool, False, "take unauthenticated plaintext peers from other hosts; needed on both sides"),
     Setting("observe", bool, True, "answer observers (/health, /actors, /metrics) on the node's port"),
@@ -87,8 +88,30 @@ def resolve(
         raise MisuseError(
             f"join_timeout is a number of seconds, 0 or more (0: for ever), not {values['join_timeout']:g}."
         )
+    if values["insecure"] and values["passphrase_file"]:
+        raise MisuseError(
+            "--passphrase_file and --insecure exclude each other: a cluster has a secret, or it has none."
+        )
     values["seeds"] = [seed for seed in values["seeds"] if seed]
     return values
+
+
+def read_passphrase(path: str) -> str:
+    """The secret in a file; the white space around it does not count.
+
+    Raises:
+        FailureError: the file cannot be read.
+        MisuseError: there is nothing in it.
+    """
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise FailureError(f"cannot read --passphrase_file {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise MisuseError(f"--passphrase_file {path} is not text.") from None
+    if not text:
+        raise MisuseError(f"--passphrase_file {path} is empty: write the secret into it.")
+    return text
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

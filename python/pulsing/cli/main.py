@@ -34,6 +34,19 @@ Seeds = Annotated[
     str | None, typer.Option("--seeds", metavar="A,B", help="host:port of nodes to ask, separated by commas.")
 ]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long one node may take to answer.")]
+PassphraseFile = Annotated[
+    str | None,
+    typer.Option(
+        "--passphrase_file",
+        metavar="FILE",
+        envvar="PULSING_PASSPHRASE_FILE",
+        help="The secret of a cluster that has one.",
+    ),
+]
+Cluster = Annotated[
+    str,
+    typer.Option("--cluster", metavar="NAME", envvar="PULSING_CLUSTER", help="Its name; matters with a secret only."),
+]
 BestEffort = Annotated[
     bool,
     typer.Option("--best_effort", help="Show what the reachable nodes say; by default one silent node is a failure."),
@@ -103,6 +116,14 @@ def actor(
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="NAME", help="Name of the cluster. Default: default.")
     ] = None,
+    passphrase_file: Annotated[
+        str | None,
+        typer.Option(
+            "--passphrase_file",
+            metavar="FILE",
+            help="File with the cluster's secret: mutual TLS between all who know it. The same on every node.",
+        ),
+    ] = None,
     insecure: Annotated[
         bool | None,
         typer.Option(
@@ -139,6 +160,7 @@ def actor(
         "addr": addr,
         "seeds": seeds,
         "cluster": cluster,
+        "passphrase_file": passphrase_file,
         "join_timeout": join_timeout,
         "insecure": insecure,
         "observe": observe,
@@ -157,11 +179,16 @@ def _inspect_root(ctx: typer.Context) -> None:
 
 @inspect_app.command("cluster", help="Members of the cluster as the first seed that answers sees them.")
 def inspect_cluster(
-    seeds: Seeds = None, timeout: Timeout = 10.0, best_effort: BestEffort = False, json_output: Json = False
+    seeds: Seeds = None,
+    timeout: Timeout = 10.0,
+    passphrase_file: PassphraseFile = None,
+    cluster: Cluster = "default",
+    best_effort: BestEffort = False,
+    json_output: Json = False,
 ) -> None:
     from pulsing.cli import _inspect
 
-    _inspect.cluster(_inspect.Source(seeds, timeout, best_effort), json_output)
+    _inspect.cluster(_inspect.Source(seeds, timeout, best_effort, None, passphrase_file, cluster), json_output)
 
 
 @inspect_app.command(
@@ -179,13 +206,15 @@ def inspect_actors(
     all_actors: Annotated[bool, typer.Option("--all_actors", help="Show internal actors too.")] = False,
     detailed: Annotated[bool, typer.Option("--detailed", help="Show actor ids and all metadata.")] = False,
     timeout: Timeout = 10.0,
+    passphrase_file: PassphraseFile = None,
+    cluster: Cluster = "default",
     best_effort: BestEffort = False,
     json_output: Json = False,
 ) -> None:
     from pulsing.cli import _inspect
 
     view = _inspect.View(top, filter_, all_actors, detailed, json_output)
-    _inspect.actors(_inspect.Source(seeds, timeout, best_effort, endpoint), view)
+    _inspect.actors(_inspect.Source(seeds, timeout, best_effort, endpoint, passphrase_file, cluster), view)
 
 
 @inspect_app.command("metrics", help="Counters of every node.")
@@ -193,12 +222,14 @@ def inspect_metrics(
     seeds: Seeds = None,
     raw: Annotated[bool, typer.Option("--raw", help="Print the Prometheus text as it came.")] = False,
     timeout: Timeout = 10.0,
+    passphrase_file: PassphraseFile = None,
+    cluster: Cluster = "default",
     best_effort: BestEffort = False,
     json_output: Json = False,
 ) -> None:
     from pulsing.cli import _inspect
 
-    _inspect.metrics(_inspect.Source(seeds, timeout, best_effort), raw, json_output)
+    _inspect.metrics(_inspect.Source(seeds, timeout, best_effort, None, passphrase_file, cluster), raw, json_output)
 
 
 @inspect_app.command("watch", help="Print what changes in the cluster until Ctrl-C.")
@@ -210,10 +241,12 @@ def inspect_watch(
     kind: Annotated[str, typer.Option("--kind", help="all, cluster or actors.")] = "all",
     max_rounds: Annotated[int | None, typer.Option("--max_rounds", min=1, help="Stop after this many looks.")] = None,
     timeout: Timeout = 10.0,
+    passphrase_file: PassphraseFile = None,
+    cluster: Cluster = "default",
 ) -> None:
     from pulsing.cli import _inspect
 
-    _inspect.watch(_inspect.Source(seeds, timeout, best_effort=True), interval, kind, max_rounds)
+    _inspect.watch(_inspect.Source(seeds, timeout, True, None, passphrase_file, cluster), interval, kind, max_rounds)
 
 
 @app.command(

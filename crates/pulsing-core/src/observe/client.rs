@@ -9,9 +9,12 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+
+use crate::net::tls::ClusterTls;
 
 /// Largest body read from a node, in bytes: 100,000 names of 1 KB metadata do not quite reach it.
 pub const MAX_BODY: usize = 128 << 20;
@@ -38,6 +41,14 @@ pub enum ObserveError {
         /// Address dialled.
         addr: String,
         /// The system's words.
+        reason: String,
+    },
+    /// The node's cluster has another secret, or one of the two has none.
+    #[error("{addr} refused the connection: {reason}")]
+    Refused {
+        /// Who was asked.
+        addr: String,
+        /// Why.
         reason: String,
     },
     /// No whole answer in time.
@@ -111,30 +122,41 @@ impl Response {
 /// # Errors
 /// Any [`ObserveError`]. An HTTP error status is an answer, not an error.
 pub async fn get(addr: &str, path: &str, limit: Duration) -> Result<Response, ObserveError> {
-    get_with(addr, path, limit, Protocol::Http1).await
+    get_with(addr, path, limit, Protocol::Http1, None).await
 }
 
-/// [`get`] over a chosen protocol.
+/// [`get`] over a chosen protocol, and over TLS where the cluster has a secret.
 ///
 /// # Errors
 /// As for [`get`].
-pub async fn get_with(addr: &str, path: &str, limit: Duration, protocol: Protocol) -> Result<Response, ObserveError> {
-    match timeout(limit, exchange(addr, path, protocol)).await {
+pub async fn get_with(
+    addr: &str,
+    path: &str,
+    limit: Duration,
+    protocol: Protocol,
+    tls: Option<&ClusterTls>,
+) -> Result<Response, ObserveError> {
+    match timeout(limit, connect(addr, path, protocol, tls)).await {
         Ok(done) => done,
         Err(_) => Err(ObserveError::Timeout { addr: addr.to_owned(), after: limit }),
     }
 }
 
 /// [`get`] from many nodes at once; the results stand in the order of `addrs`. Each has the whole `limit`.
-pub async fn get_many(addrs: &[String], path: &str, limit: Duration) -> Vec<Result<Response, ObserveError>> {
+pub async fn get_many(
+    addrs: &[String],
+    path: &str,
+    limit: Duration,
+    tls: Option<&ClusterTls>,
+) -> Vec<Result<Response, ObserveError>> {
     let mut results: Vec<Option<Result<Response, ObserveError>>> = vec![None; addrs.len()];
     let mut running = JoinSet::new();
     let mut waiting = addrs.iter().enumerate();
     loop {
         while running.len() < MAX_PARALLEL {
             let Some((at, addr)) = waiting.next() else { break };
-            let (addr, path) = (addr.clone(), path.to_owned());
-            running.spawn(async move { (at, get(&addr, &path, limit).await) });
+            let (addr, path, tls) = (addr.clone(), path.to_owned(), tls.cloned());
+            running.spawn(async move { (at, get_with(&addr, &path, limit, Protocol::Http1, tls.as_ref()).await) });
         }
         match running.join_next().await {
             Some(Ok((at, result))) => results[at] = Some(result),
@@ -146,11 +168,29 @@ pub async fn get_many(addrs: &[String], path: &str, limit: Duration) -> Vec<Resu
     results.into_iter().enumerate().map(|(at, r)| r.unwrap_or_else(|| Err(lost(at)))).collect()
 }
 
-async fn exchange(addr: &str, path: &str, protocol: Protocol) -> Result<Response, ObserveError> {
-    let http = |e: &dyn std::error::Error| ObserveError::Http { addr: addr.to_owned(), reason: chain(e) };
+async fn connect(
+    addr: &str,
+    path: &str,
+    protocol: Protocol,
+    tls: Option<&ClusterTls>,
+) -> Result<Response, ObserveError> {
     let stream = TcpStream::connect(addr)
         .await
         .map_err(|e| ObserveError::Connect { addr: addr.to_owned(), reason: e.to_string() })?;
+    match tls {
+        None => exchange(stream, addr, path, protocol).await,
+        Some(tls) => {
+            let refused = |reason| ObserveError::Refused { addr: addr.to_owned(), reason };
+            exchange(tls.connect(stream).await.map_err(refused)?, addr, path, protocol).await
+        }
+    }
+}
+
+async fn exchange<S>(stream: S, addr: &str, path: &str, protocol: Protocol) -> Result<Response, ObserveError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let http = |e: &dyn std::error::Error| ObserveError::Http { addr: addr.to_owned(), reason: chain(e) };
     let uri = Uri::builder().scheme("http").authority(addr).path_and_query(path).build().map_err(|e| http(&e))?;
     let mut request = Request::get(uri)
         .header(USER_AGENT, concat!("pulsing/", env!("CARGO_PKG_VERSION")))
@@ -209,10 +249,38 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::net::tls::Passphrase;
+    use crate::system::{Security, System, SystemConfig};
+
+    #[tokio::test]
+    async fn a_cluster_with_a_secret_answers_those_who_know_it() {
+        let secret = |text: &str| Passphrase::new(text).unwrap();
+        let config = SystemConfig {
+            addr: Some("127.0.0.1:0".into()),
+            security: Security::Passphrase(secret("correct horse")),
+            ..SystemConfig::default()
+        };
+        let node = Arc::new(System::start(config).await.unwrap());
+        let addr = node.addr().to_string();
+        let limit = Duration::from_secs(5);
+        let member = ClusterTls::new(&secret("correct horse"), "default").unwrap();
+        for protocol in [Protocol::Http1, Protocol::H2c] {
+            assert_eq!(get_with(&addr, "/health", limit, protocol, Some(&member)).await.unwrap().status, 200);
+        }
+        let stranger = ClusterTls::new(&secret("wrong"), "default").unwrap();
+        let error = get_with(&addr, "/health", limit, Protocol::Http1, Some(&stranger)).await.unwrap_err();
+        assert!(matches!(&error, ObserveError::Refused { .. }), "{error}");
+        let plain = get(&addr, "/health", limit).await.unwrap();
+        assert_eq!(plain.status, 403);
+        assert!(plain.text().unwrap().contains("--passphrase-file"));
+        node.shutdown().await;
+    }
 
     async fn answering(bytes: &'static [u8]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -271,7 +271,7 @@ mod tests {
         source.metrics.messages.add(3);
         let addr = start(source.clone()).await;
         for protocol in [Protocol::Http1, Protocol::H2c] {
-            let health = get_with(&addr, "/health", LIMIT, protocol).await.unwrap();
+            let health = get_with(&addr, "/health", LIMIT, protocol, None).await.unwrap();
             assert_eq!(health.status, 200);
             let body: Value = health.json().unwrap();
             assert_eq!(body["status"], "ok");
@@ -279,16 +279,18 @@ mod tests {
             assert_eq!(body["uptime_secs"], 1.5);
             assert_eq!(body["version"], env!("CARGO_PKG_VERSION"));
 
-            let members: Value = get_with(&addr, "/cluster/members", LIMIT, protocol).await.unwrap().json().unwrap();
+            let members: Value =
+                get_with(&addr, "/cluster/members", LIMIT, protocol, None).await.unwrap().json().unwrap();
             assert_eq!(members[0]["me"], true);
             assert_eq!(members[1]["state"], "down");
 
-            let actors: Value = get_with(&addr, "/actors?all=true", LIMIT, protocol).await.unwrap().json().unwrap();
+            let actors: Value =
+                get_with(&addr, "/actors?all=true", LIMIT, protocol, None).await.unwrap().json().unwrap();
             assert_eq!(actors["local"][0]["metadata"]["kind"], "router");
             assert_eq!(actors["cluster"].as_array().unwrap().len(), 2);
             assert_eq!(actors["cluster"][1]["addr"], "127.0.0.1:8009");
 
-            let metrics = get_with(&addr, "/metrics", LIMIT, protocol).await.unwrap();
+            let metrics = get_with(&addr, "/metrics", LIMIT, protocol, None).await.unwrap();
             assert_eq!(metrics.content_type, prometheus::CONTENT_TYPE);
             let text = metrics.text().unwrap();
             assert!(
@@ -298,7 +300,7 @@ mod tests {
             assert!(text.contains("state=\"down\"} 1\n"), "{text}");
             assert!(text.contains("pulsing_registry_instances{node_id=\"00000000000000000000000000000007\"} 2\n"));
 
-            let missing = get_with(&addr, "/nope", LIMIT, protocol).await.unwrap();
+            let missing = get_with(&addr, "/nope", LIMIT, protocol, None).await.unwrap();
             assert_eq!(missing.status, 404);
             let body: Value = missing.json().unwrap();
             assert!(body["error"]["message"].as_str().unwrap().contains("/nope"));
@@ -336,7 +338,7 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             listener.local_addr().unwrap().to_string()
         };
-        let answers = get_many(&[refused.clone(), addr], "/health", LIMIT).await;
+        let answers = get_many(&[refused.clone(), addr], "/health", LIMIT, None).await;
         assert!(matches!(&answers[0], Err(ObserveError::Connect { addr, .. }) if *addr == refused));
         assert_eq!(answers[1].as_ref().unwrap().status, 200);
     }
