@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import openai
 import pytest
-from conftest import ROOT, Readme, Shell
+from conftest import ROOT, Readme, Shell, get_json, wait_for
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 
@@ -168,6 +168,25 @@ def test_workers_before_their_router_and_a_router_that_names_itself(
     assert sorted(row["name"] for row in listing) == ["router", "worker-1", "worker-2"]
     codes = shell.stop()
     assert codes == {"worker-1": 0, "worker-2": 0, "router": 0}
+
+
+@pytest.mark.parametrize("mark", ["secret", "insecure"])
+def test_two_hosts(terminals: Callable[[], Shell], readme: Readme, mark: str) -> None:
+    """The flags of two hosts, on one; an engine that loads quickly stands for the README's."""
+    shell = terminals()
+    (shell.logs / "secret.txt").write_text("correct horse battery staple\n")
+    router, worker, *inspect = (line.replace("router-host", "127.0.0.1") for line in readme.lines("^pulsing", mark))
+    shell.start("router", router)
+    shell.start("worker", worker.replace("TransformersWorker", "MistralRsWorker"))
+    wait_for("a ready worker", lambda: get_json(f"{shell.api}/ready")[0] == 200)
+    with openai.OpenAI(base_url=f"{shell.api}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+        answer = client.chat.completions.create(model="gpt2", messages=MESSAGES, max_tokens=4)
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    for line in inspect:
+        shown = shell.run(line)
+        assert "2 nodes (2 alive)" in shown.stdout, shown.stderr
+    assert ("WARN" in shell.log("router")) == (mark == "insecure"), shell.log("router")
+    assert set(shell.stop().values()) == {0}
 
 
 def test_python_of_the_readme(readme: Readme, tutorial: Shell, tmp_path: pathlib.Path) -> None:
