@@ -133,9 +133,12 @@ impl Connection {
     pub(crate) async fn open(target: &Target, clock: Clock, limit: Duration) -> Result<Self, Failure> {
         let tried = async {
             let mut last = Failure::new(Class::ConnectFailed, "no address");
-            for addr in &target.addrs {
+            for (at, addr) in target.addrs() {
                 match TcpStream::connect(addr).await {
-                    Ok(stream) => return Ok(stream),
+                    Ok(stream) => {
+                        target.prefer(at);
+                        return Ok(stream);
+                    }
                     Err(error) => last = Failure::new(connect_class(&error), format!("{addr}: {error}")),
                 }
             }

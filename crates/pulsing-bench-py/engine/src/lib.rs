@@ -16,6 +16,7 @@ pub mod config;
 mod connection;
 mod error;
 mod exchange;
+mod limits;
 mod live;
 mod open;
 mod phase;

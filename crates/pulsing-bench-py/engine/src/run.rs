@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Kind, micros};
 use crate::error::BenchError;
 use crate::exchange::Client;
+use crate::limits;
 use crate::live::{Live, Progress};
 use crate::phase::{self, PhaseResult, Setting, Shape};
 use crate::point::{Point, round};
@@ -60,8 +61,9 @@ impl Run {
     /// Starts the threads and returns at once.
     ///
     /// # Errors
-    /// [`BenchError::Runtime`] when the machine gives no threads.
+    /// [`BenchError::Runtime`] when the machine gives no threads, [`BenchError::Config`] when it has too few files or ports.
     pub fn start(config: Config) -> Result<Self, BenchError> {
+        limits::make_room(config.concurrency.iter().copied().max().unwrap_or(config.max_vus))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(config.num_workers)
             .thread_name("pulsing-bench")

@@ -1,6 +1,7 @@
 //! Where the server is: its URL taken apart, its name resolved once.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hyper::Uri;
 
@@ -8,13 +9,15 @@ use crate::config::Endpoint;
 use crate::error::BenchError;
 
 /// A server. Its name is resolved before the run, so that no request pays for DNS.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Target {
     /// `host:port` as it stands in `Host`.
     pub(crate) authority: String,
     /// The path before `/chat/completions`.
     pub(crate) prefix: String,
-    pub(crate) addrs: Vec<SocketAddr>,
+    addrs: Vec<SocketAddr>,
+    /// The address that answered last: `localhost` is two, and often only one of them listens.
+    preferred: AtomicUsize,
 }
 
 impl Target {
@@ -52,7 +55,19 @@ impl Target {
         if addrs.is_empty() {
             return Err(BenchError::Server(format!("{host} has no address")));
         }
-        Ok(Self { authority: authority.as_str().to_owned(), prefix, addrs })
+        Ok(Self { authority: authority.as_str().to_owned(), prefix, addrs, preferred: AtomicUsize::new(0) })
+    }
+
+    /// All addresses with their index, from the one that answered last on.
+    pub(crate) fn addrs(&self) -> impl Iterator<Item = (usize, SocketAddr)> + '_ {
+        let from = self.preferred.load(Ordering::Relaxed);
+        let n = self.addrs.len();
+        (0..n).map(move |at| (from + at) % n).map(|at| (at, self.addrs[at]))
+    }
+
+    /// The address with this index answered.
+    pub(crate) fn prefer(&self, at: usize) {
+        self.preferred.store(at, Ordering::Relaxed);
     }
 
     pub(crate) fn path(&self, endpoint: Endpoint) -> String {
