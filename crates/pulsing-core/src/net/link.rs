@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -20,6 +21,9 @@ use crate::error::{Error, Result};
 use crate::id::ActorId;
 use crate::observe::Metrics;
 use crate::payload::Payload;
+
+/// How long one lane is still read once the other has ended.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How a link ended, for the membership to judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,8 +220,7 @@ impl Link {
         let reason = tokio::select! {
             done = write_small => done.err().map(|e| e.to_string()),
             done = write_bulk => done.err().map(|e| e.to_string()),
-            done = read_small => done.err().map(|e| e.to_string()),
-            done = read_bulk => done.err().map(|e| e.to_string()),
+            done = both(read_small, read_bulk) => done.err().map(|e| e.to_string()),
         };
         let reason = reason.unwrap_or_else(|| "the peer closed it".to_owned());
         self.fail(&Error::ConnectionLost { addr: addr.to_string(), reason });
@@ -229,6 +232,26 @@ impl Link {
         self.tasks.lock().clear();
         self.close(error);
     }
+}
+
+/// Reads two lanes to their ends. A peer that leaves closes both after its last answers, and the end of the idle lane is
+/// seen before the answers on the other.
+async fn both<E>(
+    small: impl Future<Output = std::result::Result<(), E>>,
+    bulk: impl Future<Output = std::result::Result<(), E>>,
+) -> std::result::Result<(), E> {
+    tokio::pin!(small, bulk);
+    let rest = tokio::select! {
+        done = &mut small => {
+            done?;
+            tokio::time::timeout(LAST_WORDS, bulk).await
+        }
+        done = &mut bulk => {
+            done?;
+            tokio::time::timeout(LAST_WORDS, small).await
+        }
+    };
+    rest.unwrap_or(Ok(()))
 }
 
 impl Role for Link {

@@ -1,11 +1,12 @@
 //! The callee's side of a link: calls from one node to the actors here.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::conn::Conn;
 use super::deadline::{DeadlineKey, Deadlines};
@@ -61,6 +62,28 @@ pub struct SessionConfig {
     pub metrics: Arc<Metrics>,
     /// Largest message accepted, in bytes.
     pub max_message: u64,
+    /// Sessions that are open, and the end of all of them.
+    pub closing: Arc<Closing>,
+}
+
+/// Ends sessions once what they still have to say is written: an answer given before the departure must arrive.
+#[derive(Default)]
+pub struct Closing {
+    open: AtomicUsize,
+    closing: watch::Sender<bool>,
+}
+
+impl Closing {
+    /// Ends every session, waiting for `limit` at most until their answers are written.
+    pub async fn close(&self, limit: Duration) {
+        self.closing.send_replace(true);
+        let all = async {
+            while self.open.load(Ordering::Acquire) > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let _ = tokio::time::timeout(limit, all).await;
+    }
 }
 
 impl Pairing {
@@ -104,18 +127,26 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
         deadlines: config.deadlines,
         metrics: Arc::clone(&config.metrics),
     });
-    let guard = CloseOnDrop(Arc::clone(&session));
+    config.closing.open.fetch_add(1, Ordering::AcqRel);
+    let mut closing = config.closing.closing.subscribe();
+    let guard = CloseOnDrop(Arc::clone(&session), config.closing);
     let (small_in, small_out) = small.halves();
     let (bulk_in, bulk_out) = bulk.halves();
     let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));
     let role: Arc<dyn Role> = Arc::clone(&session) as Arc<dyn Role>;
     let reading = Reading { max_message: config.max_message, metrics: config.metrics, role };
     let (read_small, read_bulk) = reading.lanes(small_in, bulk_in);
+    let writing = async { tokio::try_join!(write_small, write_bulk) };
+    tokio::pin!(writing);
     let ended = tokio::select! {
-        done = write_small => done.err().map(|e| e.to_string()),
-        done = write_bulk => done.err().map(|e| e.to_string()),
+        done = &mut writing => done.err().map(|e| e.to_string()),
         done = read_small => done.err().map(|e| e.to_string()),
         done = read_bulk => done.err().map(|e| e.to_string()),
+        () = async { drop(closing.wait_for(|closing| *closing).await) } => {
+            // The writers end with what is queued.
+            session.outbox.lock().take();
+            writing.await.err().map(|e| e.to_string())
+        }
     };
     if let Some(reason) = ended {
         tracing::debug!(peer = %session.peer.addr, reason, "link from a peer ended");
@@ -124,7 +155,7 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
 }
 
 /// Callers that are gone want nothing: their calls are cancelled however the session ends.
-struct CloseOnDrop(Arc<Session>);
+struct CloseOnDrop(Arc<Session>, Arc<Closing>);
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
@@ -137,6 +168,7 @@ impl Drop for CloseOnDrop {
                 self.0.deadlines.remove(key);
             }
         }
+        self.1.open.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

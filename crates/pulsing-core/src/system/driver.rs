@@ -235,6 +235,13 @@ impl Driver {
             }
             MemberEvent::Left(peer) => {
                 tracing::info!(peer = %peer, "node left");
+                self.inner.retire_link(
+                    peer.node,
+                    Error::ConnectionLost {
+                        addr: peer.addr.to_string(),
+                        reason: "its node left the cluster".to_owned(),
+                    },
+                );
                 self.gone(peer, "its node left the cluster");
             }
             MemberEvent::Suspect(peer) => {

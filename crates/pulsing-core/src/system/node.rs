@@ -24,7 +24,7 @@ use crate::net::link::{Link, LinkConfig};
 use crate::net::listener::{self, ListenerConfig};
 use crate::net::outcall::{Outcall, Route};
 use crate::net::secret::Secret;
-use crate::net::session::{Deliver, SessionConfig};
+use crate::net::session::{Closing, Deliver, SessionConfig};
 use crate::net::tls::ClusterTls;
 use crate::observe::{Metrics, ObserveSource, Readiness};
 use crate::payload::Payload;
@@ -66,8 +66,14 @@ pub(super) struct Inner {
     deadlines: Arc<Deadlines>,
     turns: AtomicUsize,
     tasks: Mutex<Vec<JoinHandle<()>>>,
+    closing: Arc<Closing>,
     myself: Weak<Inner>,
 }
+
+/// How long a departure waits until answers already given are written.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+/// How long the link to a node that left may take to end.
+const RETIRE_LIMIT: Duration = Duration::from_secs(3);
 
 impl System {
     /// Binds, joins the seeds, and starts serving. Call it inside a tokio runtime, which must outlive the system.
@@ -121,6 +127,7 @@ impl System {
             deadlines: Arc::new(Deadlines::start()),
             turns: AtomicUsize::new(0),
             tasks: Mutex::default(),
+            closing: Arc::default(),
             myself: Weak::clone(myself),
             config,
         });
@@ -130,6 +137,7 @@ impl System {
             deadlines: Arc::clone(&inner.deadlines),
             metrics,
             max_message: inner.config.max_message,
+            closing: Arc::clone(&inner.closing),
         };
         let observe = inner.config.observe.then(|| Arc::clone(&inner) as Arc<dyn ObserveSource>);
         let accept = ListenerConfig { link: link_config.clone(), session, events: events_tx.clone(), observe };
@@ -363,6 +371,7 @@ impl System {
         if self.0.driver.send(Input::Leave(tx)).is_ok() {
             let _ = rx.await;
         }
+        self.0.closing.close(FLUSH_LIMIT).await;
         let links: Vec<_> = self.0.links.lock().drain().collect();
         for (_, link) in links {
             link.close(&Error::ShutDown);
@@ -470,6 +479,15 @@ impl Inner {
         });
         links.insert(node, Arc::clone(&link));
         Ok(link)
+    }
+
+    /// Lets the link to a node that left end by itself: the last answers may still be on their way.
+    pub(super) fn retire_link(&self, node: NodeId, error: Error) {
+        let Some(link) = self.links.lock().remove(&node) else { return };
+        tokio::spawn(async move {
+            tokio::time::sleep(RETIRE_LIMIT).await;
+            link.close(&error);
+        });
     }
 
     pub(super) fn close_link(&self, node: NodeId, error: &Error) {
