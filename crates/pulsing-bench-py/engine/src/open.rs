@@ -109,10 +109,7 @@ fn pace(phase: &Arc<Phase>, slots: &Arc<Slots>, runtime: &Handle, arrivals: Arri
         if due >= phase.deadline {
             break;
         }
-        loop {
-            if !phase.is_open() {
-                break;
-            }
+        while !phase.is_stopped() {
             let now = clock.now();
             if now >= due {
                 break;
@@ -120,7 +117,8 @@ fn pace(phase: &Arc<Phase>, slots: &Arc<Slots>, runtime: &Handle, arrivals: Arri
             // The thread sleeps to about 60 us; tokio's timers would to a millisecond.
             thread::park_timeout(Duration::from_micros(due - now));
         }
-        if !phase.is_open() {
+        // Not at the deadline: what was due before it is sent, however late this thread is.
+        if phase.is_stopped() {
             break;
         }
         let late = clock.now().saturating_sub(due);

@@ -67,6 +67,7 @@ pub(crate) struct Phase {
     pub(crate) began: u64,
     pub(crate) deadline: u64,
     closing: AtomicBool,
+    stopped: AtomicBool,
     cut: watch::Sender<bool>,
     records: Mutex<Vec<Record>>,
 }
@@ -75,6 +76,11 @@ impl Phase {
     /// Whether new requests may start.
     pub(crate) fn is_open(&self) -> bool {
         !self.closing.load(Ordering::Acquire) && self.setting.clock.now() < self.deadline
+    }
+
+    /// Whether the run was interrupted: what is due will not be sent.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
     }
 
     /// One request, due at `sched` and taken up at `start`. Returns whether it could connect.
@@ -122,6 +128,7 @@ pub(crate) async fn run(
         began,
         deadline: began + micros(length),
         closing: AtomicBool::new(false),
+        stopped: AtomicBool::new(false),
         cut: watch::channel(false).0,
         records: Mutex::default(),
     });
@@ -135,6 +142,7 @@ pub(crate) async fn run(
         () = tokio::time::sleep_until(deadline) => false,
         _ = stop.wait_for(|stop| *stop) => true,
     };
+    phase.stopped.store(stopped, Ordering::Release);
     phase.closing.store(true, Ordering::Release);
     let ended = clock.now().min(phase.deadline);
     load.close();

@@ -6,6 +6,8 @@ mod mock;
 use std::time::Duration;
 
 use mock::{Mock, Step, answer, content, done, event, head, piece, plain, usage};
+use pulsing_bench::arrival::Arrivals;
+use pulsing_bench::config::Law;
 use pulsing_bench::report::Report;
 use pulsing_bench::verdict::State;
 use pulsing_bench::{BenchError, Config, Run};
@@ -66,7 +68,8 @@ fn a_closed_loop_measures_what_the_server_did() {
     assert!(point.counts.ok >= 4);
     assert_eq!(point.tokens.output, 3 * point.counts.ok);
     assert_eq!(point.goodput.as_ref().unwrap().share, Some(1.0));
-    assert!(mock.in_flight_peak.load(std::sync::atomic::Ordering::SeqCst) == 4);
+    assert_eq!(point.achieved.in_flight_peak, 4);
+    assert!(mock.in_flight_peak.load(std::sync::atomic::Ordering::SeqCst) >= 4);
     // Connections are kept: all but the users' first requests came over one that was used before.
     let served = mock.served.lock();
     let fresh = served.iter().skip(PROBES).filter(|request| !request.reused).count();
@@ -131,15 +134,17 @@ fn each_failure_has_its_class_and_no_place_in_the_latencies() {
         ("stream_error", vec![head(), Step::Send(piece(b"event: error\ndata: overloaded\n\n"))]),
         ("bad_json", vec![head(), hello(), Step::Send(event("{nope"))]),
         ("not_a_stream", vec![Step::Send(plain(200, r#"{"choices": []}"#))]),
-        ("timeout_first", vec![Step::Wait(600), Step::Close]),
-        ("timeout_first", vec![head(), Step::Send(content("")), Step::Wait(600), Step::Close]),
-        ("timeout_idle", vec![head(), hello(), Step::Wait(600), Step::Close]),
+        ("timeout_first", vec![Step::Wait(1200), Step::Close]),
+        ("timeout_first", vec![head(), Step::Send(content("")), Step::Wait(1200), Step::Close]),
+        ("timeout_idle", vec![head(), hello(), Step::Wait(1200), Step::Close]),
         ("protocol", vec![Step::Send(b"SSH-2.0-x\r\n\r\n".to_vec()), Step::Close]),
     ];
     for (class, steps) in cases {
         let shown = format!("{class}: {steps:?}");
         let mock = Mock::start(move |index, _| if index < PROBES { answer(index, 0, 0, 3) } else { steps.clone() });
-        let limits = json!({"first": 0.25, "idle": 0.25});
+        // Short only where it is to be reached: a busy machine must not turn another failure into a timeout.
+        let limit = if class.starts_with("timeout") { 0.5 } else { 20.0 };
+        let limits = json!({"first": limit, "idle": limit});
         let (_, report) = run(&mock.url, json!({"max_vus": 1, "duration": 0.1, "timeouts": limits}));
         check(&report);
         let point = &report.points[0];
@@ -156,7 +161,7 @@ fn each_failure_has_its_class_and_no_place_in_the_latencies() {
 #[test]
 fn a_total_limit_ends_an_answer_that_goes_on_and_on() {
     let mock = Mock::start(|index, _| answer(index, 0, 20, if index < PROBES { 1 } else { 100 }));
-    let (_, report) = run(&mock.url, json!({"max_vus": 1, "duration": 0.1, "timeouts": {"total": 0.2}}));
+    let (_, report) = run(&mock.url, json!({"max_vus": 1, "duration": 0.1, "timeouts": {"total": 0.5}}));
     let point = &report.points[0];
     assert!(point.errors.keys().eq(["timeout_total"]), "{:?}", point.errors);
     assert!(point.errors["timeout_total"].tokens > 0, "tokens before the failure are kept apart");
@@ -230,6 +235,25 @@ fn an_open_loop_charges_a_freeze_to_every_request_it_made_wait() {
     assert!(sched.mean > sent.mean);
     assert!(point.latency_ms.queue.as_ref().unwrap().max > 100.0);
     assert_eq!(point.achieved.in_flight_peak, 20);
+}
+
+#[test]
+fn an_open_loop_sends_exactly_what_its_law_says_whatever_the_server_does() {
+    let mock = Mock::start(|index, _| answer(index, 3, 0, 1));
+    let (run, report) =
+        run(&mock.url, json!({"kind": "rate", "rates": [400.0], "duration": 1.0, "max_vus": 500, "seed": 5}));
+    check(&report);
+    let planned: Vec<u64> =
+        Arrivals::new(Law::Poisson, 400.0, 5 ^ 400f64.to_bits()).take_while(|at| *at < 1_000_000).collect();
+    assert_eq!(report.points[0].counts.due, planned.len() as u64);
+    let mut due = Vec::new();
+    run.requests(|_, record| due.push(record.sched));
+    due.sort_unstable();
+    println!("lag at 400/s: {:?}", report.points[0].client.lag_ms);
+    if report.points[0].client.reanchored == 0 {
+        let began = due[0] - planned[0];
+        assert!(due.iter().zip(&planned).all(|(due, planned)| due - began == *planned), "the schedule was bent");
+    }
 }
 
 #[test]
