@@ -66,31 +66,33 @@ class Fleet:
     def env(self, more: dict[str, str] | None) -> dict[str, str]:
         return {**os.environ, "PULSING_FLEET_DIR": str(self.state), **(more or {})}
 
-    def cell(self, name: str) -> dict[str, Any]:
+    def cell(self, name: str, fleet: str = "test") -> dict[str, Any]:
         """The cell in the last snapshot; {} before there is one."""
         try:
-            snapshot = json.loads((self.state / "test" / "state.json").read_text())
+            snapshot = json.loads((self.state / fleet / "state.json").read_text())
         except OSError:
             return {}
         return next((cell for cell in snapshot["cells"] if cell["name"] == name), {})
 
-    def wait(self, name: str, state: str = "ready", generation: int = 1, joined: bool | None = None) -> dict[str, Any]:
+    def wait(
+        self, name: str, state: str = "ready", generation: int = 1, joined: bool | None = None, fleet: str = "test"
+    ) -> dict[str, Any]:
         """The cell, once it is in that state."""
 
         def there() -> dict[str, Any] | None:
-            cell = self.cell(name)
+            cell = self.cell(name, fleet)
             fits = cell.get("state") == state and cell["generation"] >= generation
             return cell if fits and (joined is None or cell["joined"] == joined) else None
 
         try:
             found: dict[str, Any] = until(there, f"{name} {state}")
         except AssertionError as error:
-            raise AssertionError(f"{error}: {self.cell(name)}\n{self.said.read_text()}") from None
+            raise AssertionError(f"{error}: {self.cell(name, fleet)}\n{self.said.read_text()}") from None
         return found
 
-    def processes(self) -> list[int]:
+    def processes(self, fleet: str = "test") -> list[int]:
         """All living processes of this fleet's cells, by the mark in their environment."""
-        snapshot = json.loads((self.state / "test" / "state.json").read_text())
+        snapshot = json.loads((self.state / fleet / "state.json").read_text())
         mark = f"PULSING_FLEET_CELL={snapshot['run']}:".encode()
         found = []
         for process in pathlib.Path("/proc").glob("[0-9]*"):

@@ -93,7 +93,8 @@ PYTHON = """
 from pulsing.fleet import CommandWorkerSpec, Deployment, Pool, Ready
 
 fleet = Deployment(
-    name="py", pools=(Pool(spec=CommandWorkerSpec(name="x", launch_command=lambda c: ["true"]), ready=Ready(port=None)),)
+    name="py",
+    pools=(Pool(spec=CommandWorkerSpec(name="x", launch_command=lambda c: ["true"]), ready=Ready(port=None)),),
 )
 """
 

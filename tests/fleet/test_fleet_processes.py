@@ -168,6 +168,8 @@ def test_restart_never_and_logs_of_old_generations(fleet: Fleet) -> None:
     assert fleet.launcher.wait(20) == 1
     kept = sorted(path.name for path in (fleet.state / "test" / "logs").glob("*"))
     assert kept == ["chat.0.0.g4.log", "chat.0.0.g5.log"]
+    # The run before keeps its last words.
+    assert [path.name for path in (fleet.state / "test" / "logs.previous").glob("*")] == ["chat.0.0.g1.log"]
 
 
 def test_not_ready_in_time(fleet: Fleet) -> None:

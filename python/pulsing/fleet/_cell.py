@@ -6,8 +6,8 @@ import pathlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from pulsing.fleet import _leftovers, _probe
 from pulsing.fleet._placement import Cell, Command, Layout
@@ -274,8 +274,3 @@ class CellRun:
 async def _cancelled(task: "asyncio.Task[T]") -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def spawn(coroutine: Coroutine[Any, Any, T], name: str) -> "asyncio.Task[T]":
-    """A named task."""
-    return asyncio.create_task(coroutine, name=name)

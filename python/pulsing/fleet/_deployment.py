@@ -125,7 +125,8 @@ class Deployment(Frozen):
         host: address the engines of the local backend bind and are known by.
         gpus: physical ids of the GPUs that the local backend may hand out; None: those of CUDA_VISIBLE_DEVICES, else
             all.
-        log_dir: directory of the cells' logs; None: `logs` in the fleet's state directory.
+        log_dir: the cells' logs go to a directory below it, named like the fleet; None: `logs` in the fleet's state
+            directory.
         keep_generations: how many starts of a cell keep their logs.
     """
 

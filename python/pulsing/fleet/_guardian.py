@@ -167,6 +167,10 @@ class Guardian:
             if pid == 0:
                 return True
             code = os.waitstatus_to_exitcode(status)
+            child = self.joins.get(pid) or self.workers.get(pid)
+            if child is not None:
+                # Popen must not wait for a pid that may belong to another child by then.
+                child.returncode = code
             if pid in self.joins:
                 del self.joins[pid]
                 # What it left behind must not stay in the cluster.

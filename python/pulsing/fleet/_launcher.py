@@ -1,8 +1,11 @@
 """Runs a fleet: all cells of a deployment, until told to stop."""
 
 import asyncio
+import contextlib
+import logging
 import os
 import pathlib
+import shutil
 import time
 from collections.abc import Callable
 
@@ -11,6 +14,8 @@ from pulsing.fleet._cell import Backend, CellRun
 from pulsing.fleet._deployment import Deployment
 from pulsing.fleet._local import LocalBackend
 from pulsing.fleet._status import CellStatus, FleetDir, as_json, new_run_id
+
+_log = logging.getLogger("pulsing.fleet")
 
 
 class FleetRunningError(Exception):
@@ -28,6 +33,15 @@ def backend_for(deployment: Deployment) -> Backend:
 
         return RayBackend(deployment)
     return LocalBackend(deployment)
+
+
+def _rotate(log_dir: pathlib.Path) -> None:
+    """The run before keeps its logs, one run long: they may say why it is no more."""
+    if log_dir.is_dir():
+        previous = log_dir.with_name(log_dir.name + ".previous")
+        with contextlib.suppress(OSError):
+            shutil.rmtree(previous, ignore_errors=True)
+            log_dir.rename(previous)
 
 
 class Launcher:
@@ -67,6 +81,7 @@ class Launcher:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._started = time.time()
         self._changed = asyncio.Condition()
+        self._wakers: set[asyncio.Task[None]] = set()
         self._stop_called = False
         self.killed_leftovers: list[int] = []
 
@@ -95,6 +110,8 @@ class Launcher:
                 self.killed_leftovers = await asyncio.to_thread(_leftovers.kill, f"{before['run']}:")
             backend = self._backend = backend_for(self.deployment)
             layout = await backend.prepare()
+            if not layout.cells:
+                raise ValueError(f"fleet {self.deployment.name} starts nothing: all its pools are placeholders")
             for cell in layout.cells:
                 layout.commands(cell)
                 layout.join_argv(cell)
@@ -103,11 +120,9 @@ class Launcher:
                 await self._backend.close()
             self.dir.release()
             raise
-        log_dir = pathlib.Path(self.deployment.log_dir) if self.deployment.log_dir else self.dir.path / "logs"
-        log_dir = log_dir.absolute()
-        if self.deployment.log_dir is None and log_dir.is_dir():
-            for old in log_dir.glob("*.g*.log"):
-                old.unlink(missing_ok=True)
+        chosen = self.deployment.log_dir
+        log_dir = (pathlib.Path(chosen, self.deployment.name) if chosen else self.dir.path / "logs").absolute()
+        _rotate(log_dir)
         self._runs = [
             CellRun(cell, layout, backend, self.run_id, log_dir, self.deployment.keep_generations, self._note)
             for cell in layout.cells
@@ -169,21 +184,26 @@ class Launcher:
         self._write()
         if self._on_change is not None:
             self._on_change(status)
-        asyncio.get_running_loop().create_task(self._wake())
+        waker = asyncio.get_running_loop().create_task(self._wake())
+        self._wakers.add(waker)
+        waker.add_done_callback(self._wakers.discard)
 
     async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
     def _write(self) -> None:
-        self.dir.write(
-            {
-                "fleet": self.deployment.name,
-                "run": self.run_id,
-                "pid": os.getpid(),
-                "file": self._file,
-                "backend": self.deployment.backend,
-                "started": self._started,
-                "cells": [as_json(run.status) for run in self._runs],
-            }
-        )
+        snapshot = {
+            "fleet": self.deployment.name,
+            "run": self.run_id,
+            "pid": os.getpid(),
+            "file": self._file,
+            "backend": self.deployment.backend,
+            "started": self._started,
+            "cells": [as_json(run.status) for run in self._runs],
+        }
+        try:
+            self.dir.write(snapshot)
+        except OSError as error:
+            # A full disk takes the view of the fleet away, not the fleet.
+            _log.warning("fleet %s: its state cannot be written: %s", self.deployment.name, error)
