@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -44,6 +45,13 @@ async def cluster(size: int, **settings: Any) -> AsyncIterator[list[pul.ActorSys
     finally:
         for system in reversed(systems):
             await system.shutdown(0.0)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 async def collect(stream: AsyncIterable[Any], into: list[Any]) -> None:
