@@ -1,0 +1,284 @@
+"""A running vLLM engine. Importing this module imports vLLM; only the worker that serves with it does.
+
+All of vLLM that Pulsing touches is here and in ``_vllm_request``: vLLM promises no stable Python interface, and a new
+version should be looked through in one place.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+# vLLM reads these while it is imported. A user's own setting wins.
+# Forking a process that has threads (the runtime's) is undefined; only spawn is sound here.
+os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+# Stdout belongs to whoever started the worker.
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+# A server of one's own should not report to somebody else's.
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import vllm
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from pulsing.serving._hf_text import PLAIN_STOPS, PLAIN_TEMPLATE, TextCodec
+from pulsing.serving._vllm_args import convert
+
+__all__ = ["CalledOffError", "Engine", "EngineStart"]
+
+_log = logging.getLogger("pulsing.serving")
+
+# What running requests' memory and processes get to be freed in, after which vLLM kills its processes.
+_SHUTDOWN_TIMEOUT = 20.0
+# Engines start one at a time, so that a process born meanwhile belongs to the one that starts.
+_STARTING = threading.Lock()
+
+
+class CalledOffError(RuntimeError):
+    """The worker was stopped while its engine was starting."""
+
+
+class EngineLoad:
+    """What the scheduler of the engine says of itself, after each of its steps.
+
+    Args:
+        changed: called on the engine's loop when the numbers have changed enough to tell somebody.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._told = (0, 0.0)
+        self._of: dict[int, tuple[int, int, float]] = {}
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return sum(one[0] for one in self._of.values())
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a place in it."""
+        return sum(one[1] for one in self._of.values())
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache in use, 0..1; of several engines (data parallel) the mean."""
+        return sum(one[2] for one in self._of.values()) / len(self._of) if self._of else 0.0
+
+    def logger(self, config: Any, engine: int = 0) -> EngineLoad:
+        """As a factory of vLLM's "stat loggers", one for each engine."""
+        del config
+        self._of[engine] = (0, 0, 0.0)
+        return self
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        """Called by vLLM."""
+        if scheduler_stats is None:
+            return
+        waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+        self._of[engine_idx] = (scheduler_stats.num_running_reqs, waiting, scheduler_stats.kv_cache_usage)
+        told_waiting, told_usage = self._told
+        # Usage creeps with every token; one in a hundred is what routing can use.
+        if self.waiting != told_waiting or abs(self.kv_usage - told_usage) >= 0.01:
+            self._told = (self.waiting, self.kv_usage)
+            self._changed()
+
+    def log(self) -> None:
+        """Called by vLLM; these numbers go into load reports instead."""
+
+    def log_engine_initialized(self) -> None:
+        """Called by vLLM; nothing to say."""
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None:
+        """Called by vLLM; a Worker never puts its engine to sleep."""
+
+
+class Engine:
+    """vLLM's ``AsyncLLM`` with its renderer and parsers.
+
+    Args:
+        llm: the engine client.
+        load: the numbers it records.
+        chat_template: Jinja text, or a file that holds it; the model's own when ``None``.
+        tool_call_parser: name of the vLLM parser of the model's tool calls.
+        name: the model's name, for messages.
+    """
+
+    version = str(vllm.__version__)
+
+    def __init__(
+        self, llm: Any, load: EngineLoad, chat_template: str | None, tool_call_parser: str | None, name: str
+    ) -> None:
+        self.llm = llm
+        self.load = load
+        config = llm.vllm_config
+        self.model_config = config.model_config
+        self.max_model_len = int(config.model_config.max_model_len)
+        self.max_running = int(config.scheduler_config.max_num_seqs)
+        self.tokenizer = llm.renderer.get_tokenizer()
+        self.defaults: dict[str, Any] = config.model_config.get_diff_sampling_param()
+        """Sampling settings of the model's ``generation_config``."""
+        self.has_tool_parser = tool_call_parser is not None
+        template, self.implied_stops = _template(chat_template, self.tokenizer, self.model_config, name)
+        self.renderer = OnlineRenderer(
+            config.model_config,
+            llm.renderer,
+            request_logger=None,
+            chat_template=template,
+            chat_template_content_format="auto",
+            enable_auto_tools=tool_call_parser is not None,
+            exclude_tools_when_tool_choice_none=True,
+            tool_parser=tool_call_parser,
+            reasoning_parser=config.structured_outputs_config.reasoning_parser,
+        )
+        self.token_bytes = _token_bytes(self.tokenizer, name)
+
+    @property
+    def dead(self) -> bool:
+        """Whether the engine's process has ended."""
+        return bool(self.llm.errored)
+
+    def close(self) -> None:
+        """End the engine's processes. Blocks."""
+        self.llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
+
+
+class EngineStart:
+    """One start of an engine, which may be called off from another thread.
+
+    Args:
+        model: a hub id or a directory.
+        name: the name the engine goes by.
+        arguments: vLLM engine arguments as the user gave them.
+        chat_template: see :class:`Engine`.
+        tool_call_parser: see :class:`Engine`.
+        load_changed: see :class:`EngineLoad`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        name: str,
+        arguments: Mapping[str, Any],
+        chat_template: str | None,
+        tool_call_parser: str | None,
+        load_changed: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._name = name
+        self._arguments = arguments
+        self._chat_template = chat_template
+        self._tool_call_parser = tool_call_parser
+        self._load = EngineLoad(load_changed)
+        self._lock = threading.Lock()
+        self._called_off = False
+        self._before: set[int | None] | None = None
+        self._ended = threading.Event()
+
+    def run(self) -> Engine:
+        """Start; blocks for as long as the model takes to load.
+
+        Raises:
+            CalledOffError: it was called off.
+            ValueError: an argument is not as vLLM wants it.
+            RuntimeError: the engine did not start.
+        """
+        with _STARTING:
+            with self._lock:
+                if self._called_off:
+                    raise CalledOffError("the worker was stopped before its engine started")
+                self._before = {child.pid for child in multiprocessing.active_children()}
+            try:
+                engine = self._start()
+            finally:
+                self._ended.set()
+        if self._called_off:
+            engine.close()
+            raise CalledOffError("the worker was stopped while its engine started")
+        return engine
+
+    def _start(self) -> Engine:
+        parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+        values = convert(self._arguments, parser)
+        arguments = AsyncEngineArgs(model=self._model, served_model_name=self._name, **values)
+        _refuse_what_is_no_generator(arguments)
+        # A Ctrl-C goes to every process of the terminal. The engine must outlive it, to finish what runs; it is ended
+        # by its worker. Its processes inherit the mask of this thread, which has no other use for it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._load.logger])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            return Engine(llm, self._load, self._chat_template, self._tool_call_parser, self._name)
+        except BaseException:
+            llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
+            raise
+
+    def call_off(self) -> None:
+        """End the start and every process it made. Blocks until then, a second or so."""
+        with self._lock:
+            self._called_off = True
+            before = self._before
+        if before is None:
+            return
+        deadline = time.monotonic() + _SHUTDOWN_TIMEOUT
+        while not self._ended.wait(0.1) and time.monotonic() < deadline:
+            for child in multiprocessing.active_children():
+                if child.pid not in before:
+                    child.kill()
+
+
+def _refuse_what_is_no_generator(arguments: Any) -> None:
+    if arguments.runner not in ("auto", "generate"):
+        raise ValueError(f"runner {arguments.runner!r} generates no text; a Worker serves runner auto or generate")
+    if arguments.skip_tokenizer_init:
+        raise ValueError("skip_tokenizer_init leaves no tokenizer, and a Worker takes and gives text; leave it out")
+
+
+def _template(
+    given: str | None, tokenizer: Any, model_config: Any, name: str
+) -> tuple[str | None, tuple[str, ...]]:
+    """The chat template to ask vLLM for (``None``: the model's own), and the stop strings that belong to it."""
+    if given is not None:
+        if "{" in given:
+            return given, ()
+        try:
+            return Path(given).read_text(encoding="utf-8"), ()
+        except OSError as error:
+            raise ValueError(
+                f"chat_template {given!r} is neither Jinja text nor a readable file: {error.strerror or error}"
+            ) from None
+    if not hasattr(tokenizer, "get_chat_template"):
+        # Tokenizers of vLLM's own (Mistral's, DeepSeek's) write their chats themselves.
+        return None, ()
+    from vllm.renderers.hf import resolve_chat_template
+
+    if resolve_chat_template(tokenizer, None, None, model_config=model_config) is not None:
+        return None, ()
+    _log.warning(
+        '%s has no chat template: using a plain one ("User: ..." lines, then "Assistant:"); '
+        "give a better one with --chat_template FILE",
+        name,
+    )
+    return PLAIN_TEMPLATE, PLAIN_STOPS
+
+
+def _token_bytes(tokenizer: Any, name: str) -> Callable[[int], bytes]:
+    """The bytes of a token, for log probabilities."""
+    if hasattr(tokenizer, "added_tokens_decoder") and hasattr(tokenizer, "chat_template"):
+        # The template has no part in this; given, so that no warning about a missing one is logged twice.
+        return TextCodec(tokenizer, "{{ messages }}", name).token_bytes
+    special = frozenset(tokenizer.all_special_ids)
+    return lambda token: b"" if token in special else str(tokenizer.decode([token])).encode()

@@ -1,0 +1,378 @@
+"""One request through vLLM: a client's body in vLLM's own terms, vLLM's outputs as deltas."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionNamedToolChoiceParam, ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMNotFoundError, VLLMUnprocessableEntityError
+from vllm.inputs import tokens_input
+from vllm.utils.async_utils import merge_async_iterators
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from pulsing.serving._errors import RequestError, shown
+from pulsing.serving._logprobs import chat_logprobs, completion_logprobs
+from pulsing.serving._request import GenerateRequest
+from pulsing.serving._sampling import Picked
+from pulsing.serving._vllm_engine import Engine
+from pulsing.serving.worker import Delta, Usage
+
+__all__ = ["answer"]
+
+# Fields of vLLM's that reach beyond the request itself (other hosts, pickled tensors, the host's own settings), or whose
+# result has no place in an answer.
+_NOT_FOR_CLIENTS = (
+    "chat_template",
+    "ec_transfer_params",
+    "kv_transfer_params",
+    "logprob_token_ids",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "prompt_embeds",
+    "vllm_xargs",
+)
+# Settled here for every engine alike, or by the Router: limits, counting, and what an answer looks like.
+_SETTLED_HERE = (
+    "include_stop_str_in_output",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "model",
+    "n",
+    "request_id",
+    "return_token_ids",
+    "seed",
+    "session_id",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_k",
+    "top_logprobs",
+    "top_p",
+)
+_LOGPROB_FLOOR = -9999.0
+
+
+async def answer(engine: Engine, request: GenerateRequest, max_new_tokens: int) -> AsyncGenerator[Delta, None]:
+    """The answer to a request; closing the generator aborts it in the engine.
+
+    Args:
+        engine: the running engine.
+        request: the checked request.
+        max_new_tokens: tokens of an answer where the request sets no limit.
+
+    Raises:
+        RequestError: what the client gets as an HTTP error.
+    """
+    with _as_http_errors():
+        asked, inputs = await _rendered(engine, request)
+    prompts = [list(one["prompt_token_ids"]) for one in inputs]
+    done = _done_ids(engine, request)
+    streams: list[AsyncGenerator[Any, None]] = []
+    at_of: list[int] = []
+    for at, (one, ids) in enumerate(zip(inputs, prompts, strict=True)):
+        limit = max_new_tokens if request.max_tokens is None else request.max_tokens
+        # What the client already has counts towards its limit, and is not generated again.
+        limit = min(limit, engine.max_model_len - len(ids)) - len(done)
+        if limit <= 0:
+            continue
+        if done:
+            one = tokens_input([*ids, *done], cache_salt=one.get("cache_salt"))
+        with _as_http_errors():
+            params = asked.to_sampling_params(limit, engine.defaults)
+        # Ids of requests that run at once must differ, and a client may send the same one twice.
+        name = f"{request.request_id or 'request'}-{at}-{uuid.uuid4().hex[:8]}"
+        streams.append(engine.llm.generate(one, params, name, priority=asked.priority, **_reasoning(engine, asked, ids)))
+        at_of.append(at)
+
+    prompt_tokens = sum(len(ids) for ids in prompts)
+    none_to_do = [at * request.n + i for at in range(len(prompts)) if at not in at_of for i in range(request.n)]
+    for index in none_to_do:
+        last = not streams and index == none_to_do[-1]
+        yield Delta(index=index, finish_reason="length", usage=Usage(prompt_tokens, 0) if last else None)
+    if not streams:
+        return
+
+    choices = {
+        at * request.n + i: _Choice(engine, asked, request, at * request.n + i) for at in at_of for i in range(request.n)
+    }
+    cached = dict.fromkeys(at_of, 0)
+    unfinished = set(choices)
+    async with contextlib.aclosing(merge_async_iterators(*streams)) as outputs:
+        with _as_http_errors(generating=True):
+            async for stream, output in outputs:
+                at = at_of[stream]
+                cached[at] = max(cached[at], output.num_cached_tokens or 0)
+                for piece in output.outputs:
+                    choice = choices[at * request.n + piece.index]
+                    parts = choice.feed(piece, prompts[at])
+                    if choice.finished:
+                        unfinished.discard(choice.index)
+                    usage = None
+                    if not unfinished:
+                        generated = sum(one.generated for one in choices.values())
+                        usage = Usage(prompt_tokens, generated, cached_tokens=min(sum(cached.values()), prompt_tokens))
+                    if parts is not None:
+                        yield Delta(index=choice.index, usage=usage, **parts)
+
+
+class _Choice:
+    """One choice of an answer as it grows."""
+
+    def __init__(self, engine: Engine, asked: Any, request: GenerateRequest, index: int) -> None:
+        self.index = index
+        self.generated = 0
+        self.finished = False
+        self._asked = asked
+        self._request = request
+        self._token_bytes = engine.token_bytes
+        self._parser: Any = None
+        self._forced = False
+        self._called = False
+        if request.messages and engine.renderer.parser is not None:
+            self._parser = engine.renderer.parser(
+                engine.tokenizer,
+                asked.tools,
+                chat_template_kwargs=engine.renderer.effective_chat_template_kwargs(asked),
+                model_config=engine.model_config,
+            )
+            self._forced = isinstance(asked.tool_choice, ChatCompletionNamedToolChoiceParam)
+        self._held_ids: list[int] = []
+        self._held_picked: list[Picked] = []
+        self._characters = 0
+
+    def feed(self, piece: Any, prompt: list[int]) -> dict[str, Any] | None:
+        """What a piece of vLLM's output gives the client, as a delta's parts; ``None``: nothing yet."""
+        if self.finished:
+            return None
+        ids = list(piece.token_ids)
+        self.generated += len(ids)
+        reason = _reason(piece.finish_reason)
+        self.finished = reason is not None
+        parts: dict[str, Any] = self._parsed(piece, ids, prompt)
+        kept = len(ids)
+        # The token that ends an answer is counted, but is no part of it.
+        if piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str):
+            kept = max(0, kept - 1)
+        self._held_ids += ids[:kept]
+        if piece.logprobs is not None:
+            self._held_picked += [
+                _picked(token, entries, self._request.top_logprobs)
+                for token, entries in zip(ids[:kept], piece.logprobs, strict=False)
+            ]
+        if not parts and reason is None:
+            return None
+        parts["token_ids"] = tuple(self._held_ids)
+        if self._request.logprobs and self._held_picked:
+            if self._request.messages:
+                parts["logprobs"] = chat_logprobs(self._held_picked, self._token_bytes)
+            else:
+                parts["logprobs"] = completion_logprobs(self._held_picked, self._token_bytes, self._characters)
+        self._characters += len(parts.get("text", ""))
+        self._held_ids, self._held_picked = [], []
+        if reason is not None:
+            # OpenAI: a call that the client forced ends with "stop", one the model chose with "tool_calls".
+            parts["finish_reason"] = "tool_calls" if self._called and reason == "stop" and not self._forced else reason
+        return parts
+
+    def _parsed(self, piece: Any, ids: list[int], prompt: list[int]) -> dict[str, Any]:
+        """Text, reasoning and tool calls of a piece, the empty ones left out."""
+        if self._parser is None:
+            return {"text": piece.text} if piece.text else {}
+        message = self._parser.parse_delta(
+            delta_text=piece.text,
+            delta_token_ids=ids,
+            request=self._asked,
+            prompt_token_ids=prompt,
+            finished=piece.finish_reason is not None,
+        )
+        parts: dict[str, Any] = {}
+        if message is None:
+            return parts
+        if message.content:
+            parts["text"] = message.content
+        if message.reasoning and self._asked.include_reasoning:
+            parts["reasoning"] = message.reasoning
+        calls = [
+            call.model_dump(exclude_none=True)
+            for call in message.tool_calls or ()
+            if self._asked.parallel_tool_calls is not False or call.index == 0
+        ]
+        if calls:
+            self._called = True
+            parts["tool_calls"] = json.dumps(calls, ensure_ascii=False)
+        return parts
+
+
+async def _rendered(engine: Engine, request: GenerateRequest) -> tuple[Any, list[Any]]:
+    """The request as vLLM's own class, and its prompts as ids."""
+    body = _body(engine, request)
+    if request.messages:
+        if request.body.get("tools") and not engine.has_tool_parser and request.body.get("tool_choice") != "none":
+            raise RequestError(
+                400,
+                "this worker does not read tool calls: start it with --tool_call_parser NAME (vLLM's parser of the "
+                "model's tool calls), or leave tools out",
+                "tools",
+                "unsupported_parameter",
+            )
+        asked = ChatCompletionRequest.model_validate(body)
+        rendered = await engine.renderer.render_chat(asked)
+        inputs = rendered if isinstance(rendered, ErrorResponse) else rendered[1]
+    else:
+        asked = CompletionRequest.model_validate(body)
+        inputs = await engine.renderer.render_completion(asked)
+    if isinstance(inputs, ErrorResponse):
+        raise RequestError(inputs.error.code, inputs.error.message, inputs.error.param)
+    for one in inputs:
+        if "prompt_token_ids" not in one:
+            raise RequestError(400, "this worker takes text prompts only", "prompt")
+        if len(one["prompt_token_ids"]) >= engine.max_model_len:
+            # A prompt that fills the context leaves no room for an answer.
+            raise _too_long(engine.max_model_len, f"has {len(one['prompt_token_ids'])} tokens")
+    return asked, list(inputs)
+
+
+def _body(engine: Engine, request: GenerateRequest) -> dict[str, Any]:
+    """The client's body as vLLM is to read it: null is absent, and what every engine checks alike is taken from there."""
+    body = {name: value for name, value in request.body.items() if value is not None}
+    for name in _NOT_FOR_CLIENTS:
+        if name in body:
+            raise RequestError(400, f"{name} is not taken from clients; leave it out", name, "unsupported_parameter")
+    for name in _SETTLED_HERE:
+        body.pop(name, None)
+    body["stream"] = True
+    body["n"] = request.n
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    if request.top_p == 0:
+        # The best token only; vLLM wants that said as temperature 0.
+        body["temperature"] = 0.0
+    elif request.top_p is not None:
+        body["top_p"] = request.top_p
+    if request.top_k is not None:
+        body["top_k"] = request.top_k
+    elif request.body.get("top_k") is not None:
+        body["top_k"] = 0
+    if request.seed is not None:
+        # vLLM's seeds are 64 bits with a sign; OpenAI's clients send any.
+        body["seed"] = request.seed % 2**63
+    stops = [*request.stop, *(engine.implied_stops if request.messages else ())]
+    if stops:
+        body["stop"] = stops
+    if request.logprobs:
+        if request.messages:
+            body["logprobs"], body["top_logprobs"] = True, request.top_logprobs
+        else:
+            body["logprobs"] = request.top_logprobs
+    if request.messages and body.get("tool_choice") == "none":
+        body.pop("tools", None)
+        body.pop("tool_choice", None)
+    return body
+
+
+def _done_ids(engine: Engine, request: GenerateRequest) -> list[int]:
+    """Ids of the part of an answer that the client already has."""
+    if request.continue_tokens or not request.continue_text:
+        return list(request.continue_tokens)
+    return list(engine.tokenizer.encode(request.continue_text, add_special_tokens=False))
+
+
+def _reasoning(engine: Engine, asked: Any, ids: list[int]) -> dict[str, Any]:
+    """What a structured answer after reasoning needs: where the reasoning ends, so that only the rest is constrained."""
+    if not isinstance(asked, ChatCompletionRequest) or engine.renderer.parser is None:
+        return {}
+    template_args = engine.renderer.effective_chat_template_kwargs(asked)
+    parser = engine.renderer.parser(
+        engine.tokenizer, asked.tools, chat_template_kwargs=template_args, model_config=engine.model_config
+    )
+    if parser.reasoning_parser is None:
+        return {}
+    return {
+        "reasoning_ended": asked.resolve_reasoning_ended(parser, ids),
+        "reasoning_parser_kwargs": {"chat_template_kwargs": template_args},
+    }
+
+
+def _picked(token: int, entries: Any, top: int) -> Picked:
+    """A token's log probability and the best alternatives, from vLLM's table of them."""
+    ranked = sorted(entries.items(), key=lambda item: item[1].rank or 0)
+    best = tuple((other, max(float(one.logprob), _LOGPROB_FLOOR)) for other, one in ranked[:top])
+    return Picked(token, max(float(entries[token].logprob), _LOGPROB_FLOOR), best)
+
+
+def _reason(reason: str | None) -> str | None:
+    """A finish reason in OpenAI's words.
+
+    Raises:
+        RequestError: the engine gave the request up.
+    """
+    if reason in (None, "stop", "length"):
+        return reason
+    if reason == "repetition":
+        return "stop"
+    if reason == "abort":
+        raise RequestError(503, "the engine gave this request up while it was shutting down", code="engine_abort")
+    raise RequestError(500, f"the engine failed while it answered (vLLM says {reason!r})", code="engine_error")
+
+
+def _too_long(limit: int, what: str) -> RequestError:
+    return RequestError(
+        400,
+        f"This model's maximum context length is {limit} tokens. However, your prompt {what}; shorten it.",
+        "messages",
+        "context_length_exceeded",
+    )
+
+
+@contextlib.contextmanager
+def _as_http_errors(*, generating: bool = False) -> Iterator[None]:
+    """What vLLM refuses, as the HTTP errors it means.
+
+    Args:
+        generating: the request is in the engine; before that, a plain ``ValueError`` is about what the client sent.
+    """
+    try:
+        yield
+    except RequestError:
+        raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or None
+        raise RequestError(400, f"{where or 'request'}: {first['msg']}"[:600], where) from None
+    except GracefulHTTPError as error:
+        raise RequestError(int(error.http_status), error.message, code="worker_full") from None
+    except VLLMClientError as error:
+        raise _client_error(error) from None
+    except EngineDeadError:
+        raise RequestError(503, "the engine of this worker has died", code="worker_failed") from None
+    except EngineGenerateError as error:
+        # vLLM wraps what its checks of grammars and schemas raise.
+        if isinstance(error.__cause__, ValueError):
+            raise RequestError(400, str(error.__cause__)[:600]) from None
+        raise
+    except ValueError as error:
+        if generating:
+            raise
+        raise RequestError(400, str(error)[:600] or "vLLM refuses this request") from None
+
+
+def _client_error(error: Any) -> RequestError:
+    status = 404 if isinstance(error, VLLMNotFoundError) else 422 if isinstance(error, VLLMUnprocessableEntityError) else 400
+    # vLLM's text repeats the value at its end, however long.
+    text = str(error.args[0] if error.args else error)[:600]
+    param = getattr(error, "parameter", None)
+    if param in ("input_tokens", "input_text"):
+        return RequestError(400, text, "messages", "context_length_exceeded")
+    value = getattr(error, "value", None)
+    if value is not None and isinstance(value, str | int | float | bool) and shown(value) not in text:
+        text += f" (got {shown(value)})"
+    return RequestError(status, text, param)
