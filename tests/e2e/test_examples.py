@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, free_ports
+from terminals import ROOT, free_ports
 
 EXAMPLES = {
     "counter.py": "2\n5\n",

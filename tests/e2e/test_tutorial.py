@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import openai
 import pytest
-from conftest import ROOT, Readme, Shell, get_json, wait_for
+from terminals import ROOT, Readme, Shell, get_json, wait_for
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 
