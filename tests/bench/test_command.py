@@ -109,6 +109,16 @@ def test_misuse_says_what_is_expected(bench: Bench) -> None:
         assert word in done.stderr, done.stderr
 
 
+def test_a_tokenizer_that_cannot_be_had_is_said_before_anything_is_sent(bench: Bench, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text("{}")
+    with Server() as server:
+        done = bench("gpt2", "--url", server.url, "--tokenizer_name", str(tmp_path), *SHORT)
+    assert (done.returncode, done.stdout, server.requests) == (2, "", [])
+    # Also where the package that reads tokenizers is missing.
+    assert "the server's own usage numbers are used" in done.stderr
+
+
 def test_without_the_module_the_command_that_builds_it_is_said() -> None:
     # An import hook in place of an environment without the module: the suite's own has it.
     code = (

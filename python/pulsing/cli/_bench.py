@@ -238,14 +238,17 @@ def _tokenizer(name: str, token: str | None) -> Callable[[str], int]:
         ) from None
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.exists() and (path.suffix == ".json" or path.is_absolute()):
+        raise MisuseError(f"--tokenizer_name {name}: there is no file {path}.")
     try:
         if path.exists():
             loaded = tokenizers.Tokenizer.from_file(str(path))
         else:
             loaded = tokenizers.Tokenizer.from_pretrained(name, token=token)
     except Exception as error:  # noqa: BLE001 - the package raises bare Exception
+        why = str(error).replace(token, "[token]") if token else str(error)
         raise MisuseError(
-            f"--tokenizer_name {name}: {error}\nGive the path of a tokenizer.json, or leave the option out: "
+            f"--tokenizer_name {name}: {why}\nGive the path of a tokenizer.json, or leave the option out: "
             "then the server's own usage numbers are used."
         ) from None
     return lambda text: len(loaded.encode(text, add_special_tokens=False).ids)
