@@ -123,8 +123,10 @@ def test_the_next_start_finds_what_guardian_and_launcher_left(fleet: Fleet) -> N
     os.kill(guardian, signal.SIGKILL)
     fleet.launcher.kill()
     fleet.launcher.wait()
-    left = until(fleet.processes, "children that left the group")
-    assert set(left) < set(old)
+    # The worker itself goes with its guardian; what it started stays.
+    main = fleet.cell("chat/0")["pids"]["0"]
+    until(lambda: not alive(main), "the worker is gone")
+    assert len(fleet.processes()) == len(old) - 1
     fleet.up()
     until(lambda: not [pid for pid in old if alive(pid)], "the old run's processes are gone")
     fleet.wait("chat/0")

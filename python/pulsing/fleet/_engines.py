@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -199,6 +199,7 @@ class _Engine:
     builder: Callable[..., list[str]]
     reserved: Collection[str]
     env: Callable[[LaunchCommandContext], Mapping[str, str]] = _visible_gpus
+    aliases: Mapping[str, str] = field(default_factory=dict)
     several_nodes: bool = False
     halves: bool = False
     # Ports next to the rendezvous that the engine takes unasked.
@@ -206,15 +207,38 @@ class _Engine:
 
 
 _ENGINES: dict[str, _Engine] = {
-    "vllm": _Engine(_vllm, _commands.vllm_command, _ADDRESSES | _RANKS, several_nodes=True),
+    "vllm": _Engine(
+        _vllm,
+        _commands.vllm_command,
+        # A config file could name host and port, and `uds` is a listener of its own.
+        _ADDRESSES | _RANKS | {"config", "uds"},
+        aliases={"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size"},
+        several_nodes=True,
+    ),
     "sglang": _Engine(
         _sglang,
         _commands.sglang_command,
         _ADDRESSES
         | _RANKS
-        | {"model_path", "dist_init_addr", "nccl_port", "base_gpu_id", "gpu_id_step", "engine_info_bootstrap_port"}
+        | {
+            "model_path",
+            "config",
+            "nccl_init_addr",
+            "dist_init_addr",
+            "nccl_port",
+            "base_gpu_id",
+            "gpu_id_step",
+            "engine_info_bootstrap_port",
+        }
         | {"disaggregation_mode", "disaggregation_bootstrap_port"},
         env=_all_gpus,
+        aliases={
+            "tensor_parallel_size": "tp_size",
+            "pipeline_parallel_size": "pp_size",
+            "data_parallel_size": "dp_size",
+            "expert_parallel_size": "ep_size",
+            **{short: f"{short}_size" for short in ("tp", "pp", "dp", "ep")},
+        },
         several_nodes=True,
         halves=True,
         rendezvous_block=30,
@@ -284,7 +308,7 @@ def _spec(pool: str, engine: EngineName, model: str, group: ServerGroup, num_gpu
             f"{engine} serves from one machine, and num_gpus_per_engine {group.num_gpus_per_engine} needs"
             f" {scheduling.num_workers_per_cell} of {num_gpus_per_node} GPUs"
         )
-    keywords, extra = _overrides.split(group.overrides, kind.builder, kind.reserved)
+    keywords, extra = _overrides.split(group.overrides, kind.builder, kind.reserved, kind.aliases)
     plan = _Plan(model, group, scheduling, keywords, extra)
     block = kind.rendezvous_block + (int(keywords.get("dp_size", 1)) if kind.rendezvous_block > 1 else 0)
     spec = CommandWorkerSpec(

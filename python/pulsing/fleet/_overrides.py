@@ -11,14 +11,18 @@ OverrideValue = str | int | float | bool | list[Any] | dict[str, Any]
 
 
 def split(
-    overrides: Mapping[str, OverrideValue], builder: Callable[..., list[str]], reserved: Collection[str]
+    overrides: Mapping[str, OverrideValue],
+    builder: Callable[..., list[str]],
+    reserved: Collection[str],
+    aliases: Mapping[str, str],
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Parts overrides into keywords of the builder, type-checked, and further arguments of the engine.
 
     Args:
         overrides: names in snake or kebab case.
         builder: a command builder.
-        reserved: keywords the launcher decides.
+        reserved: arguments the launcher decides.
+        aliases: other names that the engine has for an argument.
 
     Raises:
         ValueError: one touches what the launcher decides, or its value does not fit.
@@ -30,10 +34,12 @@ def split(
     seen: set[str] = set()
     for written, value in overrides.items():
         name = written.lstrip("-").replace("-", "_")
+        name = aliases.get(name, name)
         if name in seen:
             raise ValueError(f"override {written!r} is given twice, in two spellings")
         seen.add(name)
-        if name in reserved:
+        # Engines take an unfinished name for the argument that begins so.
+        if name in reserved or (name not in known and any(one.startswith(name) for one in reserved)):
             raise ValueError(
                 f"override {written!r} is not possible: the launcher decides it, because it must know every address"
                 " and GPU"
