@@ -88,7 +88,8 @@ def main() -> None:
             for left in SOURCE.rglob("*.abi3.so"):
                 left.unlink()
             venv = WORK / "venv"
-            run(sys.executable, "-m", "venv", "--clear", venv)
+            # maturin hands pip a dependency group, which the pip that comes with CPython 3.11 does not know.
+            run(sys.executable, "-m", "venv", "--clear", "--upgrade-deps", venv)
             for package, how in order:
                 install(package, how, venv, maturin, wheels)
             python = venv / "bin" / "python"
