@@ -143,7 +143,9 @@ def test_stop_strings_are_cut_out_before_anyone_sees_them(house: House) -> None:
 
 
 def test_characters_of_several_tokens_arrive_whole(house: House) -> None:
-    deltas = house.ask(messages=[{"role": "user", "content": "Repeat exactly: 日本語 😀 é"}], temperature=0, max_tokens=40)
+    deltas = house.ask(
+        messages=[{"role": "user", "content": "Repeat exactly: 日本語 😀 é"}], temperature=0, max_tokens=40
+    )
     assert "日本語" in text(deltas)
     assert all("\ufffd" not in delta.text for delta in deltas)
 
@@ -181,14 +183,14 @@ def test_what_sampling_fields_do(house: House) -> None:
 
 def test_log_probabilities_of_chats_and_completions(house: House) -> None:
     deltas = house.ask(messages=FRANCE, temperature=0, max_tokens=24, logprobs=True, top_logprobs=2)
-    entries = [entry for delta in deltas if delta.logprobs for entry in json.loads(delta.logprobs)["content"]]
+    entries = [entry for delta in deltas if delta.logprobs for entry in delta.logprobs["content"]]
     assert "".join(entry["token"] for entry in entries) == text(deltas)
     for entry in entries:
         assert bytes(entry["bytes"]).decode() == entry["token"]
         assert len(entry["top_logprobs"]) == 2
         assert entry["logprob"] == max(other["logprob"] for other in entry["top_logprobs"])
     deltas = house.ask("completions", prompt="The capital of France is", temperature=0, max_tokens=4, logprobs=1)
-    pieces = [json.loads(delta.logprobs) for delta in deltas if delta.logprobs]
+    pieces = [delta.logprobs for delta in deltas if delta.logprobs]
     tokens = [token for piece in pieces for token in piece["tokens"]]
     offsets = [offset for piece in pieces for offset in piece["text_offset"]]
     assert "".join(tokens) == text(deltas)
@@ -217,7 +219,7 @@ def test_tool_calls_are_read_by_vllms_parsers(house: House) -> None:
     named = {"type": "function", "function": {"name": "get_weather"}}
     for choice, reason in ((named, "stop"), ("required", "tool_calls")):
         deltas = house.ask(messages=FRANCE, tools=[WEATHER], tool_choice=choice, temperature=0, max_tokens=80)
-        calls = [call for delta in deltas if delta.tool_calls for call in json.loads(delta.tool_calls)]
+        calls = [call for delta in deltas if delta.tool_calls for call in delta.tool_calls]
         assert {call["index"] for call in calls} == {0}
         assert [call["function"]["name"] for call in calls if call["function"].get("name")] == ["get_weather"]
         assert calls[0]["id"]

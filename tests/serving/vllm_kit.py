@@ -33,6 +33,7 @@ def convert(folder: Path) -> Path:
     """vLLM reads GGUF only with a plugin: expand the weights once."""
     import torch
     import transformers
+
     from pulsing.serving._model_files import bundled_gguf
 
     file = bundled_gguf()

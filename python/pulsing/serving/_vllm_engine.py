@@ -6,13 +6,17 @@ version should be looked through in one place.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +117,22 @@ class Engine:
         chat_template: Jinja text, or a file that holds it; the model's own when ``None``.
         tool_call_parser: name of the vLLM parser of the model's tool calls.
         name: the model's name, for messages.
+        tether: holds the engine's processes to this one.
     """
 
     version = str(vllm.__version__)
 
     def __init__(
-        self, llm: Any, load: EngineLoad, chat_template: str | None, tool_call_parser: str | None, name: str
+        self,
+        llm: Any,
+        load: EngineLoad,
+        chat_template: str | None,
+        tool_call_parser: str | None,
+        name: str,
+        tether: Tether,
     ) -> None:
         self.llm = llm
+        self._tether = tether
         self.load = load
         config = llm.vllm_config
         self.model_config = config.model_config
@@ -152,6 +164,40 @@ class Engine:
     def close(self) -> None:
         """End the engine's processes. Blocks."""
         self.llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
+        self._tether.cut()
+
+
+class Tether:
+    """Ends the engine's processes with this one, even if it is killed (on Linux). See ``_vllm_guardian``."""
+
+    def __init__(self) -> None:
+        self._mark = ("PULSING_ENGINE_OF", f"{os.getpid()}-{uuid.uuid4().hex}")
+        self._guardian: subprocess.Popen[bytes] | None = None
+        if sys.platform.startswith("linux"):
+            program = Path(__file__).with_name("_vllm_guardian.py")
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(program), "=".join(self._mark)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                # A signal to the worker's group must not end what watches over it.
+                start_new_session=True,
+            )
+
+    @contextlib.contextmanager
+    def marking(self) -> Iterator[None]:
+        """Processes started inside belong to the engine."""
+        name, value = self._mark
+        os.environ[name] = value
+        try:
+            yield
+        finally:
+            del os.environ[name]
+
+    def cut(self) -> None:
+        """End whatever is left of the engine's processes. Blocks."""
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+            self._guardian.wait()
 
 
 class EngineStart:
@@ -216,14 +262,20 @@ class EngineStart:
         # A Ctrl-C goes to every process of the terminal. The engine must outlive it, to finish what runs; it is ended
         # by its worker. Its processes inherit the mask of this thread, which has no other use for it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        tether = Tether()
         try:
-            llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._load.logger])
+            with tether.marking():
+                llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._load.logger])
+        except BaseException:
+            tether.cut()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
-            return Engine(llm, self._load, self._chat_template, self._tool_call_parser, self._name)
+            return Engine(llm, self._load, self._chat_template, self._tool_call_parser, self._name, tether)
         except BaseException:
             llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
+            tether.cut()
             raise
 
     def call_off(self) -> None:
@@ -247,9 +299,7 @@ def _refuse_what_is_no_generator(arguments: Any) -> None:
         raise ValueError("skip_tokenizer_init leaves no tokenizer, and a Worker takes and gives text; leave it out")
 
 
-def _template(
-    given: str | None, tokenizer: Any, model_config: Any, name: str
-) -> tuple[str | None, tuple[str, ...]]:
+def _template(given: str | None, tokenizer: Any, model_config: Any, name: str) -> tuple[str | None, tuple[str, ...]]:
     """The chat template to ask vLLM for (``None``: the model's own), and the stop strings that belong to it."""
     if given is not None:
         if "{" in given:

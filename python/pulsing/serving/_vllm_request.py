@@ -26,8 +26,8 @@ from pulsing.serving.worker import Delta, Usage
 
 __all__ = ["answer"]
 
-# Fields of vLLM's that reach beyond the request itself (other hosts, pickled tensors, the host's own settings), or whose
-# result has no place in an answer.
+# Fields of vLLM's that reach beyond the request itself (other hosts, pickled tensors, the host's own settings), or
+# whose result has no place in an answer.
 _NOT_FOR_CLIENTS = (
     "chat_template",
     "ec_transfer_params",
@@ -59,6 +59,8 @@ _SETTLED_HERE = (
     "top_p",
 )
 _LOGPROB_FLOOR = -9999.0
+# vLLM takes a temperature below this for 0.
+_GREEDY_BELOW = 1e-5
 
 
 async def answer(engine: Engine, request: GenerateRequest, max_new_tokens: int) -> AsyncGenerator[Delta, None]:
@@ -77,49 +79,50 @@ async def answer(engine: Engine, request: GenerateRequest, max_new_tokens: int) 
     prompts = [list(one["prompt_token_ids"]) for one in inputs]
     done = _done_ids(engine, request)
     streams: list[AsyncGenerator[Any, None]] = []
-    at_of: list[int] = []
-    for at, (one, ids) in enumerate(zip(inputs, prompts, strict=True)):
+    firsts: list[int] = []
+    # vLLM does not take several choices of a greedy request, which are the same one: each is asked for by itself.
+    times = request.n // asked.n
+    for at, (prompt, ids) in enumerate(zip(inputs, prompts, strict=True)):
         limit = max_new_tokens if request.max_tokens is None else request.max_tokens
         # What the client already has counts towards its limit, and is not generated again.
         limit = min(limit, engine.max_model_len - len(ids)) - len(done)
         if limit <= 0:
             continue
-        if done:
-            one = tokens_input([*ids, *done], cache_salt=one.get("cache_salt"))
+        whole = tokens_input([*ids, *done], cache_salt=prompt.get("cache_salt")) if done else prompt
         with _as_http_errors():
-            params = asked.to_sampling_params(limit, engine.defaults)
-        # Ids of requests that run at once must differ, and a client may send the same one twice.
-        name = f"{request.request_id or 'request'}-{at}-{uuid.uuid4().hex[:8]}"
-        streams.append(engine.llm.generate(one, params, name, priority=asked.priority, **_reasoning(engine, asked, ids)))
-        at_of.append(at)
+            reasoning = _reasoning(engine, asked, ids)
+            for time in range(times):
+                params = asked.to_sampling_params(limit, engine.defaults)
+                # Ids of requests that run at once must differ, and a client may send the same one twice.
+                name = f"{request.request_id or 'request'}-{uuid.uuid4().hex[:8]}"
+                streams.append(engine.llm.generate(whole, params, name, priority=asked.priority, **reasoning))
+                firsts.append(at * request.n + time)
 
     prompt_tokens = sum(len(ids) for ids in prompts)
-    none_to_do = [at * request.n + i for at in range(len(prompts)) if at not in at_of for i in range(request.n)]
+    choices = {i: _Choice(engine, asked, request, i) for first in firsts for i in range(first, first + asked.n)}
+    none_to_do = [index for index in range(len(prompts) * request.n) if index not in choices]
     for index in none_to_do:
         last = not streams and index == none_to_do[-1]
         yield Delta(index=index, finish_reason="length", usage=Usage(prompt_tokens, 0) if last else None)
     if not streams:
         return
 
-    choices = {
-        at * request.n + i: _Choice(engine, asked, request, at * request.n + i) for at in at_of for i in range(request.n)
-    }
-    cached = dict.fromkeys(at_of, 0)
+    cached = [0] * len(prompts)
     unfinished = set(choices)
     async with contextlib.aclosing(merge_async_iterators(*streams)) as outputs:
         with _as_http_errors(generating=True):
             async for stream, output in outputs:
-                at = at_of[stream]
+                at = firsts[stream] // request.n
                 cached[at] = max(cached[at], output.num_cached_tokens or 0)
                 for piece in output.outputs:
-                    choice = choices[at * request.n + piece.index]
+                    choice = choices[firsts[stream] + piece.index]
                     parts = choice.feed(piece, prompts[at])
                     if choice.finished:
                         unfinished.discard(choice.index)
                     usage = None
                     if not unfinished:
                         generated = sum(one.generated for one in choices.values())
-                        usage = Usage(prompt_tokens, generated, cached_tokens=min(sum(cached.values()), prompt_tokens))
+                        usage = Usage(prompt_tokens, generated, cached_tokens=min(sum(cached), prompt_tokens))
                     if parts is not None:
                         yield Delta(index=choice.index, usage=usage, **parts)
 
@@ -242,7 +245,7 @@ async def _rendered(engine: Engine, request: GenerateRequest) -> tuple[Any, list
 
 
 def _body(engine: Engine, request: GenerateRequest) -> dict[str, Any]:
-    """The client's body as vLLM is to read it: null is absent, and what every engine checks alike is taken from there."""
+    """The client's body as vLLM is to read it: null is absent, what every engine checks alike is taken from there."""
     body = {name: value for name, value in request.body.items() if value is not None}
     for name in _NOT_FOR_CLIENTS:
         if name in body:
@@ -250,7 +253,6 @@ def _body(engine: Engine, request: GenerateRequest) -> dict[str, Any]:
     for name in _SETTLED_HERE:
         body.pop(name, None)
     body["stream"] = True
-    body["n"] = request.n
     if request.temperature is not None:
         body["temperature"] = request.temperature
     if request.top_p == 0:
@@ -258,6 +260,8 @@ def _body(engine: Engine, request: GenerateRequest) -> dict[str, Any]:
         body["temperature"] = 0.0
     elif request.top_p is not None:
         body["top_p"] = request.top_p
+    temperature = body.get("temperature", engine.defaults.get("temperature", 1.0))
+    body["n"] = 1 if temperature < _GREEDY_BELOW else request.n
     if request.top_k is not None:
         body["top_k"] = request.top_k
     elif request.body.get("top_k") is not None:
@@ -287,7 +291,7 @@ def _done_ids(engine: Engine, request: GenerateRequest) -> list[int]:
 
 
 def _reasoning(engine: Engine, asked: Any, ids: list[int]) -> dict[str, Any]:
-    """What a structured answer after reasoning needs: where the reasoning ends, so that only the rest is constrained."""
+    """What a structured answer after reasoning needs: where the reasoning ends; only the rest is constrained."""
     if not isinstance(asked, ChatCompletionRequest) or engine.renderer.parser is None:
         return {}
     template_args = engine.renderer.effective_chat_template_kwargs(asked)
@@ -366,7 +370,11 @@ def _as_http_errors(*, generating: bool = False) -> Iterator[None]:
 
 
 def _client_error(error: Any) -> RequestError:
-    status = 404 if isinstance(error, VLLMNotFoundError) else 422 if isinstance(error, VLLMUnprocessableEntityError) else 400
+    status = 400
+    if isinstance(error, VLLMNotFoundError):
+        status = 404
+    elif isinstance(error, VLLMUnprocessableEntityError):
+        status = 422
     # vLLM's text repeats the value at its end, however long.
     text = str(error.args[0] if error.args else error)[:600]
     param = getattr(error, "parameter", None)

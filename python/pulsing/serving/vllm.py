@@ -98,7 +98,7 @@ class VllmWorker(Worker):
             raise ValueError(f"role {role!r} is none of aggregated, prefill, decode")
         if role != "aggregated":
             raise PulsingUnsupportedError(
-                f"role {role} is not served yet: no Router pairs prefill and decode workers; start with --role aggregated"
+                f"role {role} is not served yet: no Router pairs prefill with decode; start with --role aggregated"
             )
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
@@ -165,7 +165,7 @@ class VllmWorker(Worker):
 
     async def _watch_over(self, engine: Engine) -> None:
         """A worker whose engine has died must not look ready."""
-        while not engine.dead:
+        while not engine.dead:  # noqa: ASYNC110 - vLLM tells it only when asked
             await asyncio.sleep(_LOOK_EVERY)
         if self.state != "draining":
             _log.error("%s: vLLM's engine process has ended by itself; its last words are in the log above", self.model)
