@@ -193,6 +193,8 @@ def test_deployment_refuses() -> None:
         Deployment(name="f", pools=())
     with pytest.raises(ValidationError, match="gpus names one twice"):
         Deployment(name="f", pools=(pool,), gpus=(0, 0))
+    with pytest.raises(ValidationError, match="Ray hands out the GPUs"):
+        Deployment(name="f", pools=(pool,), gpus=(0,), backend="ray")
     with pytest.raises(ValidationError, match="readiness asks port 'http', its ports are: primary"):
         Pool(spec=spec(), ready=Ready(port="http"))
     with pytest.raises(ValidationError, match="needs a port that answers"):

@@ -122,7 +122,7 @@ class Deployment(Frozen):
         name: names the fleet's state and log directories.
         pools: what to run.
         backend: `local` or `ray`.
-        host: address the engines of the local backend bind and are known by.
+        host: address the engines of the local backend bind and are known by; on Ray it is each node's own.
         gpus: physical ids of the GPUs that the local backend may hand out; None: those of CUDA_VISIBLE_DEVICES, else
             all.
         log_dir: the cells' logs go to a directory below it, named like the fleet; None: `logs` in the fleet's state
@@ -154,6 +154,8 @@ class Deployment(Frozen):
             raise ValueError(f"fleet {self.name}: two specs are named {twice[0]!r}")
         if self.gpus is not None and len(set(self.gpus)) != len(self.gpus):
             raise ValueError(f"fleet {self.name}: gpus names one twice: {list(self.gpus)}")
+        if self.gpus is not None and self.backend == "ray":
+            raise ValueError(f"fleet {self.name}: Ray hands out the GPUs; leave gpus out")
         return self
 
     def pool(self, name: str) -> Pool:

@@ -114,9 +114,10 @@ class RayBackend:
         group = placement_group([bundle] * workers, strategy="PACK")
         if not group.wait(_PLACE_WITHIN):
             remove_placement_group(group)
+            has = self._ray.cluster_resources()
             raise ValueError(
-                f"{what}: Ray found no room for {workers} x {bundle} within {_PLACE_WITHIN:g} s;"
-                f" the cluster has {self._ray.cluster_resources()}"
+                f"{what}: Ray found no room for {workers} x {bundle} within {_PLACE_WITHIN:g} s; the whole cluster has"
+                f" {has.get('CPU', 0):g} CPUs and {has.get('GPU', 0):g} GPUs"
             )
         return group
 

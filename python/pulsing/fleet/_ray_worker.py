@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from typing import Any
 
+from pulsing.fleet import _leftovers
 from pulsing.fleet._local import search_path
 from pulsing.fleet._ports import PortHolder
 from pulsing.fleet._processes import GuardedCell, Order
@@ -54,6 +55,10 @@ class RayWorker:
 
     async def start(self, order: Order, mark: str) -> int:
         """Starts the worker's command; gives its pid."""
+        # If the actor before this one was killed, its guardian may still be ending the last generation.
+        cell, _, generation = mark.rpartition(":")
+        if int(generation) > 1:
+            await asyncio.to_thread(_leftovers.kill, f"{cell}:{int(generation) - 1}")
         guarded = GuardedCell(mark)
         pids = await guarded.start([self._complete(order)])
         self._guarded = guarded
