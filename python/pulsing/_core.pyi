@@ -527,8 +527,14 @@ class LoadReport:
             ValueError: Malformed bytes.
         """
 
-    def describe(self, engine: str, engine_version: str) -> bytes:
-        """This report inside an encoded `Description`: the answer to ``describe``."""
+    def describe(self, engine: str, engine_version: str, authorization: str = ...) -> bytes:
+        """This report inside an encoded `Description`: the answer to ``describe``.
+
+        Args:
+            engine: Name of the engine.
+            engine_version: Its version; empty = unknown.
+            authorization: For a worker with ``url`` in its metadata, the header Routers send to it; empty = none.
+        """
 
     @property
     def state(self) -> str:
@@ -597,6 +603,10 @@ class Description:
     @property
     def load(self) -> LoadReport | None:
         """How it is doing."""
+
+    @property
+    def authorization(self) -> str:
+        """The ``Authorization`` that the engine behind the worker wants; empty = none."""
 
 @final
 class Gateway:

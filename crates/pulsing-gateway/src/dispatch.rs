@@ -1,22 +1,25 @@
 //! One request to one Worker, and to the next when that one fails before it has begun to answer (S4).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
+use hyper::HeaderMap;
 use pulsing_core::{ActorId, CallOptions, Error, ItemStream, Reply};
 use tokio::sync::oneshot;
 
 use crate::api::{Api, ApiError};
 use crate::cluster::{BoxFuture, Cluster};
 use crate::config::GatewayConfig;
+use crate::engine::{Engine, EngineStream, Head, Whole};
 use crate::metrics::{Metrics, Retry};
 use crate::picker::PickRequest;
 use crate::policy::{Hints, Policy};
 use crate::pool::{Lease, Pool, State, Worker};
-use crate::protocol::{self, Deltas, Generate, Kind, Request};
+use crate::protocol::{self, Deltas, Generate, Kind, Request, Usage};
 
 /// What placing a request needs.
 pub(crate) struct Placement {
@@ -31,6 +34,12 @@ pub(crate) struct Placement {
 pub(crate) struct Job {
     pub(crate) api: Api,
     pub(crate) model: String,
+    /// The client named the model itself, and where.
+    pub(crate) names_model: bool,
+    pub(crate) model_at: Option<Range<usize>>,
+    pub(crate) stream: bool,
+    /// The client's headers, for engines.
+    pub(crate) headers: HeaderMap,
     pub(crate) request_id: String,
     pub(crate) traceparent: Option<String>,
     pub(crate) affinity: Option<String>,
@@ -46,10 +55,29 @@ struct Upstream {
     lease: Lease,
 }
 
-/// How an attempt ended that gave no stream.
-enum Failure {
+/// Who may take a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takers {
+    Any,
+    /// It has several prompts and is still whole, which suits engines: when the choice falls on an actor it is to be
+    /// divided.
+    Undivided,
+    /// It is one of several prompts.
+    Actors,
+}
+
+/// Where a request went.
+enum Placed {
+    Actor(Upstream),
+    Engine(Engine),
+    /// Nowhere: see [`Takers::Undivided`].
+    Divide,
+}
+
+/// How an attempt ended that gave no answer.
+pub(crate) enum Failure {
     /// The Worker, or the way to it, is gone: nothing of the answer was seen, so another may give it.
-    Lost(Error),
+    Lost(String),
     /// The Worker takes no requests now.
     Unready(ApiError),
     /// The Worker failed on this request.
@@ -60,7 +88,7 @@ enum Failure {
 
 impl Placement {
     /// Sends `body` to a Worker and waits for the first piece of its answer.
-    async fn place(self: Arc<Self>, job: Arc<Job>, body: Bytes) -> Result<Upstream, ApiError> {
+    async fn place(self: Arc<Self>, job: Arc<Job>, body: Bytes, takers: Takers) -> Result<Placed, ApiError> {
         let mut excluded: Vec<ActorId> = Vec::new();
         let mut failed: Option<ApiError> = None;
         let mut last_words: Option<String> = None;
@@ -70,7 +98,7 @@ impl Placement {
         loop {
             versions.mark_unchanged();
             let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
-            let Some(worker) = self.choose(&ready, &excluded, &job).await else {
+            let Some(worker) = self.choose(&ready, &excluded, &job, takers).await else {
                 if let Some(error) = failed {
                     return Err(error);
                 }
@@ -86,8 +114,13 @@ impl Placement {
                 }
                 return Err(ApiError::no_workers(&why));
             };
-            match self.attempt(&worker, &job, body.clone()).await {
-                Ok(upstream) => return Ok(upstream),
+            let attempt = match worker.endpoint() {
+                Some(endpoint) => self.attempt_engine(&worker, endpoint, &job, body.clone()).await.map(Placed::Engine),
+                None if takers == Takers::Undivided => return Ok(Placed::Divide),
+                None => self.attempt(&worker, &job, body.clone()).await.map(Placed::Actor),
+            };
+            match attempt {
+                Ok(placed) => return Ok(placed),
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Lost(error)) => {
                     tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, %error, "lost before the first piece; trying another worker");
@@ -123,12 +156,20 @@ impl Placement {
         }
     }
 
-    async fn choose(&self, ready: &Arc<[Arc<Worker>]>, excluded: &[ActorId], job: &Job) -> Option<Arc<Worker>> {
+    async fn choose(
+        &self,
+        ready: &Arc<[Arc<Worker>]>,
+        excluded: &[ActorId],
+        job: &Job,
+        takers: Takers,
+    ) -> Option<Arc<Worker>> {
         let kept: Vec<Arc<Worker>>;
-        let candidates: &[Arc<Worker>] = if excluded.is_empty() {
+        let candidates: &[Arc<Worker>] = if excluded.is_empty() && takers != Takers::Actors {
             ready
         } else {
-            kept = ready.iter().filter(|worker| !excluded.contains(&worker.target().actor)).cloned().collect();
+            let fits = |worker: &Worker| takers != Takers::Actors || worker.endpoint().is_none();
+            let left = ready.iter().filter(|worker| !excluded.contains(&worker.target().actor) && fits(worker));
+            kept = left.cloned().collect();
             &kept
         };
         if candidates.is_empty() {
@@ -200,7 +241,7 @@ impl Placement {
             | Error::NodeNotFound { .. }
             | Error::ConnectFailed { .. }
             | Error::ConnectionLost { .. }
-            | Error::Refused { .. } => Failure::Lost(error),
+            | Error::Refused { .. } => Failure::Lost(error.to_string()),
             Error::Timeout { .. } => Failure::Final(ApiError::deadline(self.config.request_timeout.as_secs_f64())),
             Error::ShutDown => Failure::Final(ApiError::draining()),
             Error::MailboxFull { .. } => Failure::Unready(ApiError::worker_fault("its mailbox is full")),
@@ -220,8 +261,8 @@ impl Placement {
     }
 
     /// What a failure in the middle of a stream tells the client.
-    fn cut(&self, worker: &Worker, error: Error) -> ApiError {
-        match self.classify(error) {
+    pub(crate) fn cut(&self, worker: &Worker, failure: Failure) -> ApiError {
+        match failure {
             Failure::Lost(error) => {
                 tracing::warn!(worker = %worker.target().actor, %error, "worker lost in the middle of a stream");
                 self.pool.suspect(worker);
@@ -232,92 +273,160 @@ impl Placement {
     }
 }
 
-fn broken(message: &str) -> Failure {
+pub(crate) fn broken(message: &str) -> Failure {
     Failure::Failed(ApiError::worker_fault(message))
+}
+
+/// What comes of a request.
+pub(crate) enum Piece {
+    /// From an actor: to be written as the client's protocol has it.
+    Deltas(Deltas),
+    /// From an engine: the whole answer.
+    Whole(Box<Whole>),
+    /// From an engine: events as they are; with the first ones the head of its answer.
+    Events(Bytes, Option<Head>),
+    /// An engine's events are complete.
+    Complete(Option<Usage>),
 }
 
 /// The pieces of one client request, from one Worker or, with several prompts, from several. Dropping it cancels them.
 pub(crate) struct Source {
     placement: Arc<Placement>,
+    job: Arc<Job>,
     subs: Vec<Sub>,
+    /// What the request is divided into if no engine takes it whole.
+    parts: Vec<Bytes>,
     /// Choices a sub-request has.
     n: u32,
     next: usize,
 }
 
 enum Sub {
-    Waiting(BoxFuture<Result<Upstream, ApiError>>),
+    Waiting(BoxFuture<Result<Placed, ApiError>>),
     Live(Box<Upstream>),
+    Engine(Box<EngineStream>),
     Done,
 }
 
+enum Step {
+    Piece(Piece),
+    Divide,
+}
+
 impl Source {
-    /// Places one sub-request a body; choice `c` of body `b` comes out as choice `b * n + c`.
-    pub(crate) fn new(placement: &Arc<Placement>, job: &Arc<Job>, bodies: Vec<Bytes>, n: u32) -> Self {
-        let subs = bodies
-            .into_iter()
-            .map(|body| Sub::Waiting(Box::pin(Arc::clone(placement).place(Arc::clone(job), body))))
-            .collect();
-        Self { placement: Arc::clone(placement), subs, n, next: 0 }
+    /// Places one sub-request a part; choice `c` of part `p` comes out as choice `p * n + c`. Engines get the client's
+    /// `body` whole.
+    pub(crate) fn new(placement: &Arc<Placement>, job: &Arc<Job>, body: Bytes, parts: Vec<Bytes>, n: u32) -> Self {
+        let (placement, job) = (Arc::clone(placement), Arc::clone(job));
+        let mut source = Self { placement, job, subs: Vec::new(), parts, n, next: 0 };
+        let ready = source.placement.pool.snapshot().ready_for(&source.job.model).unwrap_or_default();
+        if source.parts.len() == 1 {
+            source.subs = vec![source.waiting(body, Takers::Any)];
+        } else if ready.iter().any(|worker| worker.endpoint().is_some()) {
+            source.subs = vec![source.waiting(body, Takers::Undivided)];
+        } else {
+            source.divide();
+        }
+        source
+    }
+
+    fn waiting(&self, body: Bytes, takers: Takers) -> Sub {
+        Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), body, takers)))
+    }
+    fn divide(&mut self) {
+        let parts = std::mem::take(&mut self.parts);
+        self.subs = parts.into_iter().map(|part| self.waiting(part, Takers::Actors)).collect();
     }
 
     /// The next pieces; `None` when every sub-request is complete. Nothing follows an error.
-    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Deltas, ApiError>>> {
-        let count = self.subs.len();
-        let mut live = false;
-        for step in 0..count {
-            let at = (self.next + step) % count;
-            match self.subs[at].poll(cx, &self.placement) {
-                Poll::Ready(Some(Ok(mut deltas))) => {
-                    for delta in &mut deltas.deltas {
-                        // A choice out of its own range must not pass for another sub-request's.
-                        delta.index = if delta.index < self.n { at as u32 * self.n + delta.index } else { u32::MAX };
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
+        'again: loop {
+            let count = self.subs.len();
+            let mut live = false;
+            for step in 0..count {
+                let at = (self.next + step) % count;
+                match self.subs[at].poll(cx, &self.placement) {
+                    Poll::Ready(Some(Ok(Step::Divide))) => {
+                        self.divide();
+                        continue 'again;
                     }
-                    // Turn by turn, so that one fast Worker does not hold back the others.
-                    self.next = at + usize::from(count > 1);
-                    return Poll::Ready(Some(Ok(deltas)));
+                    Poll::Ready(Some(Ok(Step::Piece(mut piece)))) => {
+                        if let Piece::Deltas(deltas) = &mut piece {
+                            for delta in &mut deltas.deltas {
+                                // A choice out of its own range must not pass for another sub-request's.
+                                delta.index =
+                                    if delta.index < self.n { at as u32 * self.n + delta.index } else { u32::MAX };
+                            }
+                        }
+                        // Turn by turn, so that one fast Worker does not hold back the others.
+                        self.next = at + usize::from(count > 1);
+                        return Poll::Ready(Some(Ok(piece)));
+                    }
+                    Poll::Ready(Some(Err(error))) => {
+                        self.subs.clear();
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                    Poll::Ready(None) => {}
+                    Poll::Pending => live = true,
                 }
-                Poll::Ready(Some(Err(error))) => {
-                    self.subs.clear();
-                    return Poll::Ready(Some(Err(error)));
-                }
-                Poll::Ready(None) => {}
-                Poll::Pending => live = true,
             }
+            return if live { Poll::Pending } else { Poll::Ready(None) };
         }
-        if live { Poll::Pending } else { Poll::Ready(None) }
     }
 
-    pub(crate) async fn next(&mut self) -> Option<Result<Deltas, ApiError>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 }
 
 impl Sub {
-    fn poll(&mut self, cx: &mut Context<'_>, placement: &Placement) -> Poll<Option<Result<Deltas, ApiError>>> {
+    fn poll(&mut self, cx: &mut Context<'_>, placement: &Placement) -> Poll<Option<Result<Step, ApiError>>> {
+        let piece = |piece| Poll::Ready(Some(Ok(Step::Piece(piece))));
         loop {
             match self {
                 Self::Done => return Poll::Ready(None),
                 Self::Waiting(placing) => match placing.as_mut().poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(upstream)) => *self = Self::Live(Box::new(upstream)),
+                    Poll::Ready(Ok(Placed::Actor(upstream))) => *self = Self::Live(Box::new(upstream)),
+                    Poll::Ready(Ok(Placed::Engine(Engine::Whole(whole)))) => {
+                        *self = Self::Done;
+                        return piece(Piece::Whole(whole));
+                    }
+                    Poll::Ready(Ok(Placed::Engine(Engine::Stream(stream)))) => *self = Self::Engine(stream),
+                    Poll::Ready(Ok(Placed::Divide)) => {
+                        *self = Self::Done;
+                        return Poll::Ready(Some(Ok(Step::Divide)));
+                    }
                     Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
                 },
                 Self::Live(upstream) => {
                     if let Some(first) = upstream.first.take() {
-                        return Poll::Ready(Some(Ok(first)));
+                        return piece(Piece::Deltas(first));
                     }
                     return match upstream.stream.poll_next(cx) {
                         Poll::Pending => Poll::Pending,
-                        Poll::Ready(Some(Ok(item))) => {
-                            Poll::Ready(Some(protocol::decode(&item).map_err(ApiError::worker_fault)))
-                        }
+                        Poll::Ready(Some(Ok(item))) => match protocol::decode(&item) {
+                            Ok(deltas) => piece(Piece::Deltas(deltas)),
+                            Err(error) => Poll::Ready(Some(Err(ApiError::worker_fault(error)))),
+                        },
                         Poll::Ready(Some(Err(error))) => {
-                            Poll::Ready(Some(Err(placement.cut(upstream.lease.worker(), error))))
+                            Poll::Ready(Some(Err(placement.cut(upstream.lease.worker(), placement.classify(error)))))
                         }
                         Poll::Ready(None) => {
                             *self = Self::Done;
                             Poll::Ready(None)
+                        }
+                    };
+                }
+                Self::Engine(stream) => {
+                    return match stream.poll_next(cx, placement) {
+                        Poll::Pending => Poll::Pending,
+                        Poll::Ready(Some(Ok(bytes))) => piece(Piece::Events(bytes, stream.take_head())),
+                        Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
+                        Poll::Ready(None) => {
+                            let usage = stream.usage();
+                            *self = Self::Done;
+                            piece(Piece::Complete(usage))
                         }
                     };
                 }

@@ -7,6 +7,7 @@
 //! | [`cluster`]  | what the gateway asks of the runtime, so that tests can stand in for it    |
 //! | [`pool`]     | the Workers as they are now: states, load, models                          |
 //! | [`policy`]   | which Worker takes the next request                                        |
+//! | `engine`     | engine servers that joined through an EngineWorker: dialled over HTTP      |
 //! | `dispatch`   | one request to one Worker, and to the next when that one fails             |
 //! | [`server`]   | listener, routes, request life                                             |
 //!
@@ -20,6 +21,7 @@ pub mod api;
 pub mod cluster;
 mod config;
 mod dispatch;
+mod engine;
 mod metrics;
 pub mod picker;
 pub mod policy;

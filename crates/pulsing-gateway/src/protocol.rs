@@ -164,6 +164,9 @@ pub struct Description {
     /// How it is doing.
     #[prost(message, optional, tag = "3")]
     pub load: Option<LoadReport>,
+    /// For a worker with `url` in its metadata: the `Authorization` that the engine there wants; empty = none.
+    #[prost(string, tag = "4")]
+    pub authorization: String,
 }
 
 /// A message of the worker protocol as a payload, the client's body (if any) beside it.
@@ -187,6 +190,11 @@ pub fn decode_bytes<M: Message + Default>(bytes: &[u8]) -> Result<M, String> {
 /// The request that subscribes to load reports.
 pub fn subscribe_load() -> Payload {
     payload(&Request { version: VERSION, kind: Some(Kind::SubscribeLoad(SubscribeLoad {})) }, None)
+}
+
+/// The request that asks what the worker is.
+pub fn describe() -> Payload {
+    payload(&Request { version: VERSION, kind: Some(Kind::Describe(Describe {})) }, None)
 }
 
 /// Reads a payload of the worker protocol.

@@ -26,11 +26,13 @@ pub struct ApiError {
     /// OpenAI's `code`.
     pub code: Option<Cow<'static, str>>,
     /// Seconds for `Retry-After`.
-    pub retry_after: Option<u32>,
+    pub retry_after: Option<u16>,
     /// `x-should-retry: false`: the Router has already tried elsewhere.
     pub no_retry: bool,
     /// `Allow`, with 405.
     pub allow: Option<&'static str>,
+    /// What an engine answered, already in OpenAI's shape: sent as it is, instead of what the other fields say.
+    pub body: Option<Box<Bytes>>,
 }
 
 impl ApiError {
@@ -44,6 +46,7 @@ impl ApiError {
             retry_after: None,
             no_retry: false,
             allow: None,
+            body: None,
         }
     }
     fn code(mut self, code: &'static str) -> Self {
@@ -160,6 +163,9 @@ impl ApiError {
     }
     /// The body, `{"error":{...}}`.
     pub fn to_json(&self) -> Bytes {
+        if let Some(body) = &self.body {
+            return Bytes::clone(body);
+        }
         let mut out = Vec::with_capacity(self.message.len() + 128);
         out.extend_from_slice(b"{\"error\":{\"message\":");
         push_json_string(&mut out, &self.message);

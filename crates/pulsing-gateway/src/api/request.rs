@@ -41,6 +41,8 @@ pub struct Parsed {
     pub api: Api,
     /// `model`, if given.
     pub model: Option<String>,
+    /// Where the value of `model` lies in the client's body, null included.
+    pub model_at: Option<Range<usize>>,
     /// `stream`.
     pub stream: bool,
     /// `stream_options.include_usage`.
@@ -101,6 +103,10 @@ pub fn parse(api: Api, body: &Bytes) -> Result<Parsed, ApiError> {
     Ok(Parsed {
         api,
         model: fields.read::<String>(Field::Model),
+        model_at: fields.0[Field::Model as usize].map(|raw| {
+            let start = offset(text, raw.get());
+            start..start + raw.get().len()
+        }),
         stream: fields.read(Field::Stream).unwrap_or(false),
         include_usage,
         n,

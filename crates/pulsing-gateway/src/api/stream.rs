@@ -104,7 +104,8 @@ impl StreamWriter {
     /// Appends an error event. Neither a finish reason nor `[DONE]` may follow it.
     pub fn error(out: &mut Vec<u8>, error: &ApiError) {
         out.extend_from_slice(b"data: ");
-        out.extend_from_slice(&error.to_json());
+        // An event is one line; inside JSON a line break is only white space.
+        out.extend(error.to_json().iter().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { *byte }));
         out.extend_from_slice(b"\n\n");
     }
 

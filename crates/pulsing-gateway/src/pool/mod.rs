@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
-use crate::protocol::{self, LoadReport};
+use crate::protocol::{self, Description, LoadReport};
 
 pub use snapshot::Snapshot;
 pub use worker::{Lease, State, Worker};
@@ -25,6 +25,8 @@ pub use worker::{Lease, State, Worker};
 /// First pause before a lost load subscription is tried again; doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// How long an EngineWorker may take to say what it is.
+const DESCRIBE: Duration = Duration::from_secs(2);
 
 /// Watches one name and keeps the picture of who serves under it.
 pub struct Pool {
@@ -107,6 +109,7 @@ impl Pool {
 
     /// A call to this Worker failed on the way: nobody is sent there until it reports again.
     pub fn suspect(&self, worker: &Worker) {
+        worker.doubt(true);
         if worker.set_reachable(false) {
             self.publish();
         }
@@ -202,8 +205,12 @@ async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
             Ok(Reply::Stream(mut reports)) => loop {
                 match reports.next().await {
                     Some(Ok(item)) => {
+                        let report = match protocol::decode::<LoadReport>(&item) {
+                            Ok(report) => Ok(checked(&pool, &worker, report).await),
+                            Err(error) => Err(error),
+                        };
                         let Some(pool) = pool.upgrade() else { return };
-                        match protocol::decode::<LoadReport>(&item) {
+                        match report {
                             Ok(report) => {
                                 pause = RETRY_MIN;
                                 pool.report(&worker, report);
@@ -235,4 +242,50 @@ async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RETRY_MAX);
     }
+}
+
+/// What an EngineWorker reports, held against what this Router sees itself: it must reach the engine and have its key.
+async fn checked(pool: &std::sync::Weak<Pool>, worker: &Worker, mut report: LoadReport) -> LoadReport {
+    let Some(endpoint) = worker.endpoint() else { return report };
+    endpoint.prune();
+    if report.state != "ready" {
+        // Whatever comes back under this address is another process, maybe with another key.
+        worker.doubt(true);
+        worker.want_key();
+        return report;
+    }
+    let mut wrong = None;
+    if worker.wants_key() {
+        let Some(call) = pool.upgrade().map(|pool| {
+            let options = CallOptions { timeout: Some(DESCRIBE), ..CallOptions::default() };
+            pool.cluster.call(worker.target(), protocol::describe(), options)
+        }) else {
+            return report;
+        };
+        match call.await {
+            Ok(Reply::Value(value)) => match protocol::decode::<Description>(&value) {
+                Ok(description) => {
+                    endpoint.set_authorization(&description.authorization);
+                    worker.has_key();
+                }
+                Err(error) => wrong = Some(error),
+            },
+            Ok(Reply::Stream(_)) => wrong = Some("it describes itself by a stream".to_owned()),
+            Err(error) => wrong = Some(format!("it does not describe itself: {error}")),
+        }
+    }
+    if worker.is_doubted() {
+        match endpoint.knock().await {
+            Ok(()) => worker.doubt(false),
+            Err(error) => {
+                endpoint.forget();
+                wrong = Some(format!("this Router cannot connect to its engine at {}: {error}", endpoint.url()));
+            }
+        }
+    }
+    if let Some(wrong) = wrong {
+        report.state = "failed".to_owned();
+        report.detail = wrong;
+    }
+    report
 }

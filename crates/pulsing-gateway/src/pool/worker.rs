@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use pulsing_core::{Instance, Target};
 
+use crate::engine::Endpoint;
 use crate::protocol::{self, LoadReport};
 
 /// A report older than this says nothing: three missed heartbeats of 500 ms.
@@ -84,6 +85,12 @@ struct Facts {
 /// One Worker: an instance id; a restarted one is another Worker.
 pub struct Worker {
     target: Target,
+    /// The engine's own server, if requests go there; or what is wrong with its address.
+    engine: Option<Result<Arc<Endpoint>, String>>,
+    /// The engine's key is not known yet, or was refused.
+    wants_key: AtomicBool,
+    /// The engine was not reached by this Router yet, or the last attempt failed. Its EngineWorker's word is not enough.
+    doubted: AtomicBool,
     born: Instant,
     facts: ArcSwap<Facts>,
     reachable: AtomicBool,
@@ -105,6 +112,9 @@ impl Worker {
     pub fn new(instance: &Instance) -> Self {
         let worker = Self {
             target: instance.target,
+            engine: instance.metadata.get("url").map(|url| Endpoint::parse(url).map(Arc::new)),
+            wants_key: AtomicBool::new(true),
+            doubted: AtomicBool::new(true),
             born: Instant::now(),
             facts: ArcSwap::default(),
             // Until it answers the load subscription: who cannot be reached for that cannot serve, and a Worker of unknown
@@ -126,6 +136,26 @@ impl Worker {
     pub fn target(&self) -> Target {
         self.target
     }
+    /// The engine to dial, for a Worker that stands for one.
+    pub(crate) fn endpoint(&self) -> Option<&Arc<Endpoint>> {
+        self.engine.as_ref().and_then(|engine| engine.as_ref().ok())
+    }
+    /// The engine's key is to be asked for (again).
+    pub(crate) fn want_key(&self) {
+        self.wants_key.store(true, Ordering::Release);
+    }
+    pub(super) fn wants_key(&self) -> bool {
+        self.wants_key.load(Ordering::Acquire)
+    }
+    pub(super) fn has_key(&self) {
+        self.wants_key.store(false, Ordering::Release);
+    }
+    pub(super) fn is_doubted(&self) -> bool {
+        self.doubted.load(Ordering::Acquire)
+    }
+    pub(super) fn doubt(&self, doubted: bool) {
+        self.doubted.store(doubted, Ordering::Release);
+    }
     /// A number of its own, for hashing.
     pub(crate) fn seed(&self) -> u64 {
         let id = self.target.actor.0;
@@ -137,6 +167,9 @@ impl Worker {
         let facts = self.facts.load();
         if !protocol::speaks_our_version(&facts.protocol) {
             return State::Incompatible;
+        }
+        if matches!(self.engine, Some(Err(_))) {
+            return State::Failed;
         }
         let published = State::parse(&facts.published);
         let state = match &facts.reported {
@@ -156,9 +189,24 @@ impl Worker {
         }
         models
     }
+    /// Its own name for the model that a client asked for as `wanted`; `primary` is what the alias means. `None` if it
+    /// names no model.
+    pub(crate) fn model_for(&self, wanted: &str, primary: Option<&str>) -> Option<String> {
+        let facts = self.facts.load();
+        let has =
+            |model: &str| facts.model.as_deref() == Some(model) || facts.models.iter().any(|other| other == model);
+        if has(wanted) {
+            return Some(wanted.to_owned());
+        }
+        let primary = primary.filter(|primary| has(primary)).map(str::to_owned);
+        primary.or_else(|| facts.model.clone()).or_else(|| facts.models.first().cloned())
+    }
     /// Why it failed, how far loading is.
     pub fn detail(&self) -> String {
-        self.facts.load().detail.clone()
+        match &self.engine {
+            Some(Err(wrong)) => wrong.clone(),
+            _ => self.facts.load().detail.clone(),
+        }
     }
     /// Longest context in tokens; 0 = unknown.
     pub fn max_model_len(&self) -> u64 {

@@ -10,7 +10,7 @@ use tokio::time::Sleep;
 use super::body::Aborted;
 use super::track::Tracker;
 use crate::api::{ApiError, StreamWriter};
-use crate::dispatch::Source;
+use crate::dispatch::{Piece, Source};
 use crate::protocol::Deltas;
 
 /// Pieces that are already there go out in one write up to this size; nothing ever waits for more to come.
@@ -23,7 +23,9 @@ const LINGER: Duration = Duration::from_millis(20);
 pub(crate) struct EventStream {
     source: Source,
     writer: StreamWriter,
-    first: Option<Deltas>,
+    first: Option<Piece>,
+    /// An engine's events on their way, as they are.
+    passing: Option<Bytes>,
     state: State,
     /// Fires for a ping or the deadline; made at the first silence.
     timer: Option<Pin<Box<Sleep>>>,
@@ -44,7 +46,7 @@ impl EventStream {
     pub(super) fn new(
         source: Source,
         writer: StreamWriter,
-        first: Option<Deltas>,
+        first: Option<Piece>,
         ping_interval: Duration,
         deadline: Instant,
         limit: Duration,
@@ -54,6 +56,7 @@ impl EventStream {
             source,
             writer,
             first,
+            passing: None,
             state: State::Open,
             timer: None,
             last_output: Instant::now(),
@@ -88,7 +91,14 @@ impl EventStream {
             self.tracker.broken(self.writer.usage(), &error);
             self.state = State::Lingering(Box::pin(tokio::time::sleep(LINGER)));
         }
-        if out.is_empty() && !self.is_done() {
+        if let Some(events) = self.passing.take() {
+            self.last_output = Instant::now();
+            return Poll::Ready(Some(Ok(events)));
+        }
+        if out.is_empty() && self.is_done() {
+            return Poll::Ready(None);
+        }
+        if out.is_empty() {
             match self.poll_silence(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(()) => StreamWriter::ping(&mut out),
@@ -103,21 +113,37 @@ impl EventStream {
         if Instant::now() >= self.deadline {
             return Err(ApiError::deadline(self.limit.as_secs_f64()));
         }
-        if let Some(first) = self.first.take() {
-            self.write(out, &first)?;
-        }
-        while out.len() < WRITE {
-            match self.source.poll_next(cx) {
-                Poll::Pending => return Ok(()),
-                Poll::Ready(Some(deltas)) => {
+        while out.len() < WRITE && self.passing.is_none() {
+            let piece = match self.first.take() {
+                Some(first) => first,
+                None => match self.source.poll_next(cx) {
+                    Poll::Pending => return Ok(()),
+                    Poll::Ready(Some(piece)) => piece?,
+                    Poll::Ready(None) => {
+                        self.writer.finish(out)?;
+                        self.tracker.complete(self.writer.usage());
+                        self.state = State::Done;
+                        return Ok(());
+                    }
+                },
+            };
+            match piece {
+                Piece::Deltas(deltas) => {
                     self.tracker.first_token();
-                    self.write(out, &deltas?)?;
+                    self.write(out, &deltas)?;
                 }
-                Poll::Ready(None) => {
-                    self.writer.finish(out)?;
-                    self.tracker.complete(self.writer.usage());
+                Piece::Events(events, _) => {
+                    self.tracker.first_token();
+                    self.passing = Some(events);
+                }
+                Piece::Complete(usage) => {
+                    self.tracker.complete(usage);
                     self.state = State::Done;
                     return Ok(());
+                }
+                // Its status line is out already.
+                Piece::Whole(_) => {
+                    return Err(ApiError::worker_fault("the engine answered without a stream where one was due"));
                 }
             }
         }

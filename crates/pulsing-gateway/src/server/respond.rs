@@ -5,6 +5,7 @@ use hyper::{Response, StatusCode};
 
 use super::body::Body;
 use crate::api::ApiError;
+use crate::engine::Head;
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -31,6 +32,23 @@ pub(super) fn events(body: Body) -> Response<Body> {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Tells nginx and its like not to gather events.
     headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
+    response
+}
+
+/// An engine's whole answer.
+pub(super) fn passed(head: Head, body: impl Into<bytes::Bytes>) -> Response<Body> {
+    let mut response = Response::new(Body::full(body));
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    response
+}
+
+/// An engine's events.
+pub(super) fn passed_events(head: Head, body: Body) -> Response<Body> {
+    let mut response = events(body);
+    *response.status_mut() = head.status;
+    let headers = response.headers_mut();
+    headers.extend(head.headers);
     response
 }
 

@@ -17,7 +17,8 @@ use super::events::EventStream;
 use super::track::Tracker;
 use super::{Core, receive, respond};
 use crate::api::{self, Answer, Api, ApiError, Envelope, Parsed, StreamWriter};
-use crate::dispatch::{Job, Source};
+use crate::dispatch::{Job, Piece, Source};
+use crate::engine::{Head, Whole, usage_in};
 use crate::metrics::Route;
 use crate::picker::PickRequest;
 use crate::pool::State;
@@ -198,9 +199,14 @@ async fn generate(
     let mut tracker = Tracker::admit(core, route)?;
     match run(core, api, request, request_id, &mut tracker).await {
         Ok(Outcome::Whole(body)) => Ok(respond::json(200, body)),
-        Ok(Outcome::Stream(pending)) => {
+        Ok(Outcome::Passed(head, body)) => Ok(respond::passed(head, body)),
+        Ok(Outcome::Stream(pending, head)) => {
             tracker.answered();
-            Ok(respond::events(Body::Events(Box::new(pending(tracker)))))
+            let body = Body::Events(Box::new(pending(tracker)));
+            Ok(match head {
+                Some(head) => respond::passed_events(head, body),
+                None => respond::events(body),
+            })
         }
         Err(error) => {
             tracker.refused();
@@ -211,7 +217,10 @@ async fn generate(
 
 enum Outcome {
     Whole(Vec<u8>),
-    Stream(Box<dyn FnOnce(Tracker) -> EventStream + Send>),
+    /// An engine's answer, as it is.
+    Passed(Head, Bytes),
+    /// With the head of an engine's answer, if it is an engine that streams.
+    Stream(Box<dyn FnOnce(Tracker) -> EventStream + Send>, Option<Head>),
 }
 
 async fn run(
@@ -227,30 +236,38 @@ async fn run(
     let expects_continue = head.headers.contains_key(header::EXPECT);
     let body = receive::read(body, config.max_body, config.body_timeout, expects_continue).await?;
     let mut parsed = api::parse(api, &body)?;
-    let model = parsed.model.take().unwrap_or_else(|| config.model_name.clone());
+    let model = parsed.model.clone().unwrap_or_else(|| config.model_name.clone());
     if core.placement.pool.snapshot().ready_for(&model).is_none() {
         return Err(unknown_model(core, &model));
     }
     let choices = parsed.bodies.len() as u32 * parsed.n;
     let bodies = std::mem::take(&mut parsed.bodies);
-    let job = Arc::new(job(core, &head.headers, request_id, &body, &mut parsed, &model, deadline));
-    drop(body);
+    let job = Arc::new(job(core, head.headers, request_id, &body, &mut parsed, &model, deadline));
     let envelope = Envelope { api, id: answer_id(api), created: unix_now(), model, choices };
-    let mut source = Source::new(&core.placement, &job, bodies, parsed.n);
+    let mut source = Source::new(&core.placement, &job, body, bodies, parsed.n);
     let late = || ApiError::deadline(config.request_timeout.as_secs_f64());
 
     if !parsed.stream {
         let mut answer = Answer::new(envelope);
         let collect = async {
-            while let Some(deltas) = source.next().await {
-                tracker.first_token();
-                for delta in &deltas?.deltas {
-                    answer.push(delta)?;
+            while let Some(piece) = source.next().await {
+                match piece? {
+                    Piece::Deltas(deltas) => {
+                        tracker.first_token();
+                        deltas.deltas.iter().try_for_each(|delta| answer.push(delta))?;
+                    }
+                    Piece::Whole(whole) => return Ok(Some(whole)),
+                    Piece::Events(..) | Piece::Complete(_) => {
+                        return Err(ApiError::worker_fault("the engine streams where no stream was asked for"));
+                    }
                 }
             }
-            Ok(())
+            Ok(None)
         };
-        tokio::time::timeout_at(deadline.into(), collect).await.unwrap_or_else(|_| Err(late()))?;
+        let whole = tokio::time::timeout_at(deadline.into(), collect).await.unwrap_or_else(|_| Err(late()))?;
+        if let Some(whole) = whole {
+            return Ok(pass(*whole, tracker));
+        }
         let usage = answer.usage();
         let body = answer.finish()?;
         tracker.complete(usage);
@@ -260,26 +277,38 @@ async fn run(
     // Until the first piece an error is still an HTTP error. A prompt that takes longer than the ping interval gets its
     // status line early, so that nothing between here and the client cuts the silence.
     let commit = deadline.min(Instant::now() + config.ping_interval);
-    let first = match tokio::time::timeout_at(commit.into(), source.next()).await {
-        Ok(Some(deltas)) => {
-            let deltas = deltas?;
-            tracker.first_token();
-            Some(deltas)
-        }
+    let mut first = match tokio::time::timeout_at(commit.into(), source.next()).await {
+        Ok(Some(piece)) => match piece? {
+            Piece::Whole(whole) => return Ok(pass(*whole, tracker)),
+            piece => {
+                tracker.first_token();
+                Some(piece)
+            }
+        },
         Ok(None) => None,
         Err(_) if Instant::now() >= deadline => return Err(late()),
         Err(_) => None,
     };
     let writer = StreamWriter::new(&envelope, parsed.include_usage);
     let (ping, limit) = (config.ping_interval, config.request_timeout);
-    Ok(Outcome::Stream(Box::new(move |tracker| {
-        EventStream::new(source, writer, first, ping, deadline, limit, tracker)
-    })))
+    let head = match &mut first {
+        Some(Piece::Events(_, head)) => head.take(),
+        _ => None,
+    };
+    let pending = move |tracker| EventStream::new(source, writer, first, ping, deadline, limit, tracker);
+    Ok(Outcome::Stream(Box::new(pending), head))
+}
+
+/// An engine's whole answer goes to the client as it is.
+fn pass(whole: Whole, tracker: &mut Tracker) -> Outcome {
+    tracker.first_token_at(whole.first_byte);
+    tracker.complete(usage_in(&whole.body));
+    Outcome::Passed(whole.head, whole.body)
 }
 
 fn job(
     core: &Core,
-    headers: &HeaderMap,
+    headers: HeaderMap,
     request_id: &HeaderValue,
     body: &Bytes,
     parsed: &mut Parsed,
@@ -288,14 +317,20 @@ fn job(
 ) -> Job {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).filter(|value| !value.is_empty());
     let affinity = AFFINITY_HEADERS.iter().find_map(|name| text(name)).map(str::to_owned);
+    let traceparent = text("traceparent").map(str::to_owned);
+    let picker = core.placement.config.picker.as_ref();
     Job {
         api: parsed.api,
         model: model.to_owned(),
+        names_model: parsed.model.is_some(),
+        model_at: parsed.model_at.take(),
+        stream: parsed.stream,
         request_id: request_id.to_str().unwrap_or_default().to_owned(),
-        traceparent: text("traceparent").map(str::to_owned),
+        traceparent,
         affinity: affinity.or_else(|| parsed.affinity.take()),
         deadline,
-        pick: core.placement.config.picker.as_ref().map(|_| pick_request(headers, &body[parsed.text.clone()])),
+        pick: picker.map(|_| pick_request(&headers, &body[parsed.text.clone()])),
+        headers,
     }
 }
 

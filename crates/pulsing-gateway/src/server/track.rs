@@ -44,8 +44,14 @@ impl Tracker {
     }
     /// The first piece of the answer is here.
     pub(super) fn first_token(&mut self) {
+        if !self.first_token {
+            self.first_token_at(Instant::now());
+        }
+    }
+    /// The first piece of the answer came then.
+    pub(super) fn first_token_at(&mut self, then: Instant) {
         if !std::mem::replace(&mut self.first_token, true) {
-            self.core.placement.metrics.first_token(self.started.elapsed());
+            self.core.placement.metrics.first_token(then.saturating_duration_since(self.started));
         }
     }
     /// The status line is out; the stream follows.

@@ -1,6 +1,8 @@
 //! Workers in memory that do what a test tells them, and a client that sees every byte.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod engine;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use pulsing_core::{
     ReplyEvent, ReplySink, Responder, StreamSink, Target,
 };
 use pulsing_gateway::cluster::BoxFuture;
-use pulsing_gateway::protocol::{self, Delta, Deltas, Generate, Kind, LoadReport, Request, Usage};
+use pulsing_gateway::protocol::{self, Delta, Deltas, Description, Generate, Kind, LoadReport, Request, Usage};
 use pulsing_gateway::{Cluster, Gateway, GatewayConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -42,6 +44,8 @@ pub struct FakeWorker {
     /// What every call is answered with instead.
     broken: Mutex<Option<Error>>,
     metadata: Mutex<BTreeMap<String, String>>,
+    /// What an EngineWorker says its engine wants.
+    pub authorization: Mutex<String>,
     /// Streams to cut when it dies.
     streams: Mutex<Vec<mpsc::UnboundedSender<ReplyEvent>>>,
 }
@@ -105,6 +109,7 @@ impl FakeCluster {
             load: watch::Sender::new(LoadReport { state, capacity: 4, ..LoadReport::default() }),
             broken: Mutex::default(),
             metadata: Mutex::new(metadata),
+            authorization: Mutex::default(),
             streams: Mutex::default(),
         });
         self.0.workers.lock().push((name.to_owned(), Arc::clone(&worker)));
@@ -249,7 +254,11 @@ impl Cluster for FakeCluster {
                         worker.active.fetch_sub(1, Ordering::SeqCst);
                     });
                 }
-                Kind::Describe(_) => panic!("nobody asks that here"),
+                Kind::Describe(_) => {
+                    let authorization = worker.authorization.lock().clone();
+                    let description = Description { authorization, ..Description::default() };
+                    responder.value(protocol::payload(&description, None));
+                }
             }
             let mut guard = Cancelling(Some(handle));
             let first = received.recv().await;

@@ -303,9 +303,18 @@ impl LoadReport {
     fn decode(py: Python<'_>, head: PyBuffer<u8>) -> PyResult<Self> {
         protocol::decode_bytes(&head.to_vec(py)?).map(Self).map_err(malformed)
     }
-    /// This report inside a `Description`, encoded: the answer to `describe`.
-    fn describe<'py>(&self, py: Python<'py>, engine: String, engine_version: String) -> Bound<'py, PyBytes> {
-        let description = protocol::Description { engine, engine_version, load: Some(self.0.clone()) };
+    /// This report inside a `Description`, encoded: the answer to `describe`. `authorization` is what Routers send to the
+    /// engine behind an EngineWorker.
+    #[pyo3(signature = (engine, engine_version, authorization = String::new()))]
+    fn describe<'py>(
+        &self,
+        py: Python<'py>,
+        engine: String,
+        engine_version: String,
+        authorization: String,
+    ) -> Bound<'py, PyBytes> {
+        let load = Some(self.0.clone());
+        let description = protocol::Description { engine, engine_version, load, authorization };
         PyBytes::new(py, &protocol::encode(&description))
     }
     #[getter]
@@ -362,7 +371,8 @@ impl Description {
     #[new]
     #[pyo3(signature = (engine, engine_version = String::new(), load = None))]
     fn new(engine: String, engine_version: String, load: Option<&Bound<'_, LoadReport>>) -> Self {
-        Self(protocol::Description { engine, engine_version, load: load.map(|load| load.get().0.clone()) })
+        let load = load.map(|load| load.get().0.clone());
+        Self(protocol::Description { engine, engine_version, load, ..protocol::Description::default() })
     }
     fn encode<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &protocol::encode(&self.0))
@@ -382,6 +392,10 @@ impl Description {
     #[getter]
     fn load(&self) -> Option<LoadReport> {
         self.0.load.clone().map(LoadReport)
+    }
+    #[getter]
+    fn authorization(&self) -> &str {
+        &self.0.authorization
     }
     fn __repr__(&self) -> String {
         format!("<Description {} {}>", self.0.engine, self.0.engine_version)

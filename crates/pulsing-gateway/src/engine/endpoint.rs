@@ -1,0 +1,165 @@
+//! Where an engine listens, and the connections kept to it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use hyper::Uri;
+use hyper::header::HeaderValue;
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+
+use super::exchange::Wire;
+
+/// How long a dial may take: engines stand close to their Router.
+const DIAL: Duration = Duration::from_secs(2);
+/// Connections kept for the next requests.
+const MAX_IDLE: usize = 256;
+/// And for how long. Servers close theirs earlier or later; a closed one is noticed before it is used.
+const MAX_AGE: Duration = Duration::from_secs(60);
+
+/// One engine's address, key and idle connections.
+pub struct Endpoint {
+    host: String,
+    port: u16,
+    /// As `Host` has it.
+    authority: HeaderValue,
+    /// What stands before `/v1`.
+    prefix: String,
+    authorization: ArcSwapOption<HeaderValue>,
+    /// The most recently used last.
+    idle: Mutex<Vec<(Wire, Instant)>>,
+}
+
+impl Endpoint {
+    /// Reads `http://host[:port][/prefix][/v1]`.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with it.
+    pub fn parse(url: &str) -> Result<Self, String> {
+        let bad = |why: &str| format!("its url {url:?} {why}");
+        let uri: Uri = url.parse().map_err(|_| bad("is no URL"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some(other) => return Err(bad(&format!("starts with {other}://; the Router dials engines over http://"))),
+            None => return Err(bad("must start with http://")),
+        }
+        let authority = uri.authority().ok_or_else(|| bad("names no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(bad("holds a password; give the engine's key with --api_key_file"));
+        }
+        if uri.query().is_some() {
+            return Err(bad("has a query"));
+        }
+        let prefix = uri.path().trim_end_matches('/');
+        let prefix = prefix.strip_suffix("/v1").unwrap_or(prefix).trim_end_matches('/');
+        Ok(Self {
+            host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
+            port: authority.port_u16().unwrap_or(80),
+            authority: HeaderValue::from_str(authority.as_str()).map_err(|_| bad("names no host"))?,
+            prefix: prefix.to_owned(),
+            authorization: ArcSwapOption::empty(),
+            idle: Mutex::default(),
+        })
+    }
+
+    /// Where it is, for people.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}{}", self.authority.to_str().unwrap_or(&self.host), self.prefix)
+    }
+    /// The value of `Host`.
+    pub(super) fn authority(&self) -> HeaderValue {
+        self.authority.clone()
+    }
+    /// `path` below the engine's prefix.
+    pub(super) fn path(&self, path: &str) -> String {
+        format!("{}{path}", self.prefix)
+    }
+    /// The engine's own key, as `Authorization` has it.
+    pub(super) fn authorization(&self) -> Option<HeaderValue> {
+        self.authorization.load().as_deref().cloned()
+    }
+    /// Sets the engine's own key; empty = none.
+    pub(crate) fn set_authorization(&self, value: &str) {
+        let value = (!value.is_empty()).then(|| HeaderValue::from_str(value).ok()).flatten().map(|mut value| {
+            value.set_sensitive(true);
+            Arc::new(value)
+        });
+        self.authorization.store(value);
+    }
+
+    /// Whether somebody listens there. The connection serves the next request.
+    pub(crate) async fn knock(self: &Arc<Self>) -> io::Result<()> {
+        let wire = self.dial().await?;
+        self.give_back(wire);
+        Ok(())
+    }
+    /// A connection: an idle one that is still open, which comes with `true`, or a new one.
+    pub(super) async fn connection(&self, fresh: bool) -> io::Result<(Wire, bool)> {
+        // The lock must not be held while the socket is looked at.
+        let pop = || if fresh { None } else { self.idle.lock().pop() };
+        while let Some((mut wire, since)) = pop() {
+            if since.elapsed() < MAX_AGE && wire.is_open() {
+                return Ok((wire, true));
+            }
+        }
+        Ok((self.dial().await?, false))
+    }
+    /// Keeps a connection whose answer is complete.
+    pub(super) fn give_back(&self, wire: Wire) {
+        let mut idle = self.idle.lock();
+        if idle.len() < MAX_IDLE {
+            idle.push((wire, Instant::now()));
+        }
+    }
+    /// Closes connections that were not used for long.
+    pub(crate) fn prune(&self) {
+        self.idle.lock().retain(|(_, since)| since.elapsed() < MAX_AGE);
+    }
+    /// Closes all idle connections: the engine they led to is gone.
+    pub(crate) fn forget(&self) {
+        let gone = std::mem::take(&mut *self.idle.lock());
+        drop(gone);
+    }
+
+    async fn dial(&self) -> io::Result<Wire> {
+        let dialled = tokio::time::timeout(DIAL, TcpStream::connect((self.host.as_str(), self.port))).await;
+        let stream = dialled.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        // A small request after a small request must not wait for an acknowledgement.
+        stream.set_nodelay(true)?;
+        Wire::new(stream).await.map_err(io::Error::other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_with_and_without_port_prefix_and_v1_are_understood() {
+        for (url, host, port, path) in [
+            ("http://127.0.0.1:9001", "127.0.0.1", 9001, "/v1/x"),
+            ("http://engine/", "engine", 80, "/v1/x"),
+            ("http://engine:1/v1/", "engine", 1, "/v1/x"),
+            ("http://engine:1/a/b/v1", "engine", 1, "/a/b/v1/x"),
+            ("http://[::1]:9001/a/", "::1", 9001, "/a/v1/x"),
+        ] {
+            let endpoint = Endpoint::parse(url).unwrap();
+            assert_eq!(
+                (endpoint.host.as_str(), endpoint.port, endpoint.path("/v1/x").as_str()),
+                (host, port, path),
+                "{url}"
+            );
+        }
+    }
+
+    #[test]
+    fn other_urls_are_refused_in_words() {
+        for url in ["", "127.0.0.1:9001", "https://h:1", "ftp://h", "http://u:p@h:1", "http://h/?x=1", "http://", "a b"]
+        {
+            let Err(error) = Endpoint::parse(url) else { panic!("{url} was accepted") };
+            assert!(error.contains(&format!("{url:?}")), "{error}");
+        }
+    }
+}

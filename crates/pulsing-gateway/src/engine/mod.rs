@@ -1,0 +1,14 @@
+//! Engine servers that joined through an EngineWorker: the Router dials them itself, over HTTP/1.1.
+//!
+//! The EngineWorker publishes where the engine listens and how it is doing; no request passes through it. What a client
+//! sends travels as the bytes it sent, and what the engine answers as the bytes it answered.
+
+mod attempt;
+mod endpoint;
+mod exchange;
+mod message;
+mod sse;
+
+pub(crate) use attempt::{Engine, EngineStream, Whole};
+pub(crate) use endpoint::Endpoint;
+pub(crate) use message::{Head, usage_in};
