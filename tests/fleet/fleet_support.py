@@ -15,7 +15,7 @@ HERE = pathlib.Path(__file__).parent
 ENGINE = str(HERE / "scripted_engine.py")
 
 
-def until(condition: Callable[[], Any], what: str, within: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], what: str, within: float = 40.0) -> Any:
     """The first true value of the condition."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
