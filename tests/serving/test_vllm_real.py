@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterator
@@ -32,6 +33,7 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "get_weather",
+        "strict": True,  # the arguments follow the schema
         "description": "The weather of a city.",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
@@ -362,3 +364,14 @@ def test_a_router_serves_vllm_and_transformers_workers_under_one_name(house: Hou
             await house.node.stop("router")
 
     house.run(run())
+
+
+def test_a_worker_whose_engine_has_died_says_so(house: House) -> None:
+    """The last one: it takes the engine away from the others."""
+    (core,) = [child for child in multiprocessing.active_children() if child.name == "EngineCore"]
+    core.kill()
+    house.run(until("a failed worker", lambda: house.worker.state == "failed"))
+    assert "engine process has ended by itself" in house.worker.load_report().detail
+    with pytest.raises(RequestError) as refused:
+        house.ask(messages=FRANCE)
+    assert (refused.value.status, refused.value.code) == (503, "worker_failed")

@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,11 @@ class Engine:
         """Whether the engine's process has ended."""
         return bool(self.llm.errored)
 
+    def stop_reading(self) -> None:
+        """To be called on the loop before :meth:`close`, or the engine's orderly end is logged as a failure."""
+        if self.llm.output_handler is not None:
+            self.llm.output_handler.cancel()
+
     def close(self) -> None:
         """End the engine's processes. Blocks."""
         self.llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
@@ -259,6 +265,8 @@ class EngineStart:
         values = convert(self._arguments, parser)
         arguments = AsyncEngineArgs(model=self._model, served_model_name=self._name, **values)
         _refuse_what_is_no_generator(arguments)
+        # Started now: starting it unblocks signals (CPython before 3.12), and it is no part of the engine.
+        resource_tracker.ensure_running()
         # A Ctrl-C goes to every process of the terminal. The engine must outlive it, to finish what runs; it is ended
         # by its worker. Its processes inherit the mask of this thread, which has no other use for it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -177,6 +177,7 @@ class VllmWorker(Worker):
         if self._watch is not None:
             self._watch.cancel()
         if self._engine is not None:
+            self._engine.stop_reading()
             await in_daemon_thread(self._engine.close, f"close {self.model}")
         elif self._start is not None:
             await in_daemon_thread(self._start.call_off, f"call off {self.model}")
