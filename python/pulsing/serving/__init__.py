@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         WorkerInfo,
         get_scheduler,
     )
+    from pulsing.serving.engine import EngineWorker
     from pulsing.serving.mistralrs import MistralRsWorker
     from pulsing.serving.router import Router, RouterRunner, start_router, stop_router
     from pulsing.serving.transformers import TransformersWorker
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RUST_POLICIES_AVAILABLE",
     "Delta",
+    "EngineWorker",
     "GenerateRequest",
     "LeastConnectionScheduler",
     "MistralRsWorker",
@@ -59,6 +61,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EngineWorker": "engine",
     "MistralRsWorker": "mistralrs",
     "TransformersWorker": "transformers",
     "VllmWorker": "vllm",

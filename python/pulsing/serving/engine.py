@@ -1,0 +1,264 @@
+"""An engine server that already runs, as a worker: looked at from here, served by the Routers themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pulsing._core import LoadReport, WorkerRequest
+from pulsing.serving._errors import RequestError, shown
+from pulsing.serving._probe import EngineLoad, Models, ProbeError, Url, engine_load, engine_of, get
+from pulsing.serving.worker import Delta, Worker
+
+if TYPE_CHECKING:
+    from pulsing.core._inbound import InboundCall
+    from pulsing.serving._request import GenerateRequest
+
+__all__ = ["EngineWorker"]
+
+_log = logging.getLogger("pulsing.serving")
+
+# A refused connection is certain. One late answer is not: the engine's process may just be busy.
+_LATE_ANSWERS = 2
+# What a server without such an endpoint answers.
+_ABSENT = frozenset({404, 405, 501})
+
+
+class _NotReadyError(Exception):
+    """The engine answers that it cannot serve yet."""
+
+
+class EngineWorker(Worker):
+    """Stands for an OpenAI-compatible server (vLLM, SGLang, llama.cpp, ...) in the cluster.
+
+    It asks the server for its models, health and load, and publishes its address: Routers send requests there
+    themselves, over HTTP, and none passes through this process. A server that is not there yet is waited for; one that
+    stops answering leaves routing, and comes back when it answers again.
+
+    Args:
+        url: where the server listens, ``http://HOST:PORT``; every Router must be able to reach it under this address.
+        engine: name of the engine shown to people; ``auto`` takes it from the server's metrics.
+        api_key_file: file that holds the server's API key; the client's own key is passed on when not given.
+        capacity: requests the server takes before Routers prefer others.
+        probe_interval: seconds between two looks at the server.
+        probe_timeout: seconds it may take to answer; twice in a row longer means it is gone.
+    """
+
+    engine = "openai"
+
+    def __init__(
+        self,
+        url: str,
+        engine: str = "auto",
+        api_key_file: str | None = None,
+        capacity: int = 256,
+        probe_interval: float = 1.0,
+        probe_timeout: float = 1.0,
+    ) -> None:
+        for name, value in (("probe_interval", probe_interval), ("probe_timeout", probe_timeout)):
+            if not 0.01 <= value <= 60:
+                raise ValueError(f"{name} must be 0.01..60 seconds, not {value}")
+        if not engine or len(engine) > 40:
+            raise ValueError(f"engine must be a short name, or auto, not {shown(engine)}")
+        self._url = Url.parse(url)
+        self._named_engine = "" if engine == "auto" else engine
+        self._engine = self._named_engine or "openai"
+        self._api_key_file = None if api_key_file is None else Path(api_key_file)
+        self._authorization = self._read_key()
+        super().__init__(str(self._url), capacity=capacity, drain_timeout=0)
+        self._interval = probe_interval
+        self._timeout = probe_timeout
+        self._models: tuple[str, ...] = ()
+        self._load_now = EngineLoad()
+        # Endpoints that not every server has; asked again after each absence of the server, which may be another then.
+        self._absent: set[str] = set()
+        self._late = 0
+        self._probing: asyncio.Task[None] | None = None
+        self._detail = f"{self._url}: not asked yet"
+
+    # ---- the actor ----------------------------------------------------------------------------------------------
+
+    def metadata(self) -> dict[str, str]:
+        """What the registry shows: as for every worker, and the address that Routers dial."""
+        return {**super().metadata(), "model": self._shown_model(), "engine": self._engine, "url": str(self._url)}
+
+    def _shown_model(self) -> str:
+        # Metadata is 1 KB in all; load reports have every name whole.
+        model = self._models[0] if self._models else ""
+        return model if len(model.encode()) <= 256 else ""
+
+    def on_start(self, actor_id: Any) -> None:
+        """Registers at once and starts to look at the server."""
+        self._loop = asyncio.get_running_loop()
+        self._probing = self._loop.create_task(self._probe_for_ever(), name=f"probe {self._url}")
+
+    async def on_stop(self) -> None:
+        """Leaves routing. Requests that Routers have on the server go on: they do not depend on this process."""
+        if self._probing is not None:
+            self._probing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._probing
+        await super().on_stop()
+
+    # ---- the worker protocol ------------------------------------------------------------------------------------
+
+    def load_report(self) -> LoadReport:
+        """How the server is doing, as far as it says."""
+        return LoadReport(
+            state=self._state,
+            running=self._load_now.running,
+            waiting=self._load_now.waiting,
+            capacity=self.capacity,
+            kv_usage=self._load_now.kv_usage,
+            models=list(self._models),
+            detail=self._detail,
+            max_model_len=self.max_model_len,
+        )
+
+    async def on_protocol_call(self, call: InboundCall) -> None:
+        """As every worker; ``describe`` also tells Routers the server's key."""
+        try:
+            kind = WorkerRequest.decode(call.head, call.buffers).kind
+        except ValueError:
+            kind = None
+        if kind == "describe":
+            call.reply(self.load_report().describe(self._engine, "", self._authorization))
+        else:
+            await super().on_protocol_call(call)
+
+    def _check(self, request: GenerateRequest) -> NoReturn:
+        raise RequestError(
+            503,
+            f"requests for this engine go to {self._url} over HTTP; this Router does not know how: use the same "
+            "version of Pulsing on all machines",
+            code="wrong_version",
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """Routers do not ask here."""
+        self._check(request)
+        yield Delta()
+
+    # ---- looking at the server ----------------------------------------------------------------------------------
+
+    def _read_key(self) -> str:
+        """The header that carries the key.
+
+        Raises:
+            ValueError: the file does not hold one.
+        """
+        if self._api_key_file is None:
+            return ""
+        try:
+            key = self._api_key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"api_key_file {self._api_key_file}: {error}") from None
+        if not key or not key.isascii() or not key.isprintable():
+            raise ValueError(f"api_key_file {self._api_key_file}: expected one line with the key")
+        return f"Bearer {key}"
+
+    async def _probe_for_ever(self) -> None:
+        while True:
+            again_at_once = False
+            try:
+                await self._probe()
+            except TimeoutError:
+                self._late += 1
+                again_at_once = self._late < _LATE_ANSWERS
+                if not again_at_once:
+                    self._gone(f"no answer within {self._timeout:g} s, {_LATE_ANSWERS} times in a row")
+            except _NotReadyError as error:
+                self._change("loading", str(error))
+            except ConnectionError as error:
+                self._gone(f"cannot connect: {error}")
+            except (ProbeError, ValueError) as error:
+                self._gone(str(error))
+            except Exception as error:  # noqa: BLE001 - the loop is what brings a server back: nothing may end it
+                _log.exception("%s: looking at it failed", self._url)
+                self._gone(f"looking at it failed: {type(error).__name__}: {error}")
+            else:
+                self._late = 0
+                self._loaded = True
+                self._change("ready", "")
+            await asyncio.sleep(0 if again_at_once else self._interval)
+
+    async def _probe(self) -> None:
+        self._authorization = self._read_key()
+        answers = await asyncio.gather(self._get("/v1/models"), self._get("/health"), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        (status, body), (code, text) = answers  # type: ignore[misc]  # no exceptions, see above
+        if status in (401, 403):
+            raise ProbeError(f"it wants an API key ({status}): put it into a file and start with --api_key_file FILE")
+        if code == 503:
+            raise _NotReadyError(f"GET /health is answered 503: {_said(text)}")
+        if status == 503:
+            raise _NotReadyError(f"GET /v1/models is answered 503: {_said(body)}")
+        if status != 200:
+            raise ProbeError(f"GET /v1/models is answered {status}: {_said(body)}")
+        if code >= 500:
+            raise ProbeError(f"GET /health is answered {code}: {_said(text)}")
+        models = Models.parse(body)
+        if not models.names:
+            raise _NotReadyError("it lists no model yet")
+        await self._read_load()
+        self._learn(models)
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        """Status and body; of an endpoint that the server does not have, as if it had answered with nothing."""
+        if path in self._absent:
+            return 200, b""
+        headers = {"authorization": self._authorization} if self._authorization else {}
+        status, body = await get(self._url, path, headers, self._timeout)
+        if path != "/v1/models" and status in _ABSENT:
+            self._absent.add(path)
+            return 200, b""
+        return status, body
+
+    async def _read_load(self) -> None:
+        try:
+            status, body = await self._get("/metrics")
+        except (OSError, ProbeError):
+            # It serves all the same; old numbers would mislead.
+            self._load_now = EngineLoad()
+            return
+        self._load_now = engine_load(body.decode("utf-8", "replace")) if status == 200 else EngineLoad()
+
+    def _learn(self, models: Models) -> None:
+        before = self._models, self._engine
+        self._models = models.names
+        self.max_model_len = models.max_model_len
+        self.model = models.names[0]
+        self._engine = self._named_engine or engine_of(self._load_now, models.owner)
+        if (self._models, self._engine) != before:
+            self.set_metadata(model=self._shown_model(), engine=self._engine)
+        self._load_changed()
+
+    def _gone(self, why: str) -> None:
+        self._absent.clear()
+        self._load_now = EngineLoad()
+        # Before its first answer it is being waited for.
+        self._change("failed" if self._loaded else "loading", f"{self._url}: {why}")
+
+    def _change(self, state: str, detail: str) -> None:
+        detail = detail[:500]
+        if (state, detail) == (self._state, self._detail):
+            return
+        if state != self._state:
+            _log.log(
+                logging.WARNING if state == "failed" else logging.INFO,
+                "%s: %s%s",
+                self._url,
+                state,
+                f", {detail}" if detail else f" with {', '.join(self._models[:4])}",
+            )
+        self._set_state(state, detail)
+
+
+def _said(body: bytes) -> str:
+    return shown(body[:200].decode("utf-8", "replace").strip())

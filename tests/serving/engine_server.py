@@ -1,0 +1,134 @@
+"""A small OpenAI-compatible server as an engine: in this process with switches, or as a process that can be killed.
+
+python engine_server.py PORT NAME
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class EngineServer:
+    """Echoes the last message, word by word when streaming."""
+
+    name: str = "org/engine-model"
+    health: int = 200
+    """Status of /health; 404 = it has none."""
+    models: list[dict[str, Any]] | None = None
+    metrics: str | None = None
+    key: str | None = None
+    pause: float = 0.0
+    """Seconds between two words of a stream."""
+    seen: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    addr: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.addr}"
+
+    @contextlib.asynccontextmanager
+    async def running(self, port: int = 0) -> AsyncIterator[EngineServer]:
+        connections: set[asyncio.StreamWriter] = set()
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.add(writer)
+            try:
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    await self._serve(reader, writer)
+            finally:
+                connections.discard(writer)
+                writer.transport.abort()
+
+        server = await asyncio.start_server(connected, "127.0.0.1", port)
+        host, bound = server.sockets[0].getsockname()[:2]
+        self.addr = f"{host}:{bound}"
+        try:
+            yield self
+        finally:
+            server.close()
+            for writer in list(connections):
+                writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            method, path, _ = lines[0].split(" ")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            self.paths.append(path)
+            if self.key is not None and headers.get("authorization") != f"Bearer {self.key}" and path != "/health":
+                _answer(writer, 401, {"error": {"message": "Incorrect API key", "type": "x", "param": None}})
+            elif method == "GET":
+                self._get(writer, path)
+            else:
+                self.seen.append((headers, body))
+                await self._generate(writer, path, json.loads(body))
+            await writer.drain()
+            if headers.get("connection") == "close":
+                return
+
+    def _get(self, writer: asyncio.StreamWriter, path: str) -> None:
+        if path == "/v1/models":
+            own = [{"id": self.name, "object": "model", "owned_by": "test", "max_model_len": 4096}]
+            _answer(writer, 200, {"object": "list", "data": own if self.models is None else self.models})
+        elif path == "/health":
+            _answer(writer, self.health, {"status": self.health})
+        elif path == "/metrics" and self.metrics is not None:
+            _answer(writer, 200, self.metrics)
+        else:
+            _answer(writer, 404, {"detail": "Not Found"})
+
+    async def _generate(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> None:
+        if body["model"] != self.name:
+            _answer(writer, 404, {"error": {"message": f"no model {body['model']}", "type": "x", "param": "model"}})
+            return
+        chat = path == "/v1/chat/completions"
+        text = body["messages"][-1]["content"] if chat else str(body["prompt"])
+        words = [word + " " for word in text.split()]
+        base = {"id": "engine-1", "created": 1, "model": self.name}
+        if not body.get("stream"):
+            choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+            choices = [{"index": 0, "finish_reason": "stop", "logprobs": None, **choice}]
+            usage = {"prompt_tokens": 1, "completion_tokens": len(words), "total_tokens": 1 + len(words)}
+            _answer(writer, 200, {**base, "object": "chat.completion", "choices": choices, "usage": usage})
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for number, word in enumerate([*words, None]):
+            delta = {} if word is None else {"role": "assistant", "content": word}
+            choices = [{"index": 0, "delta": delta, "finish_reason": "stop" if word is None else None}]
+            event = json.dumps({**base, "object": "chat.completion.chunk", "choices": choices}, ensure_ascii=False)
+            _chunk(writer, f"data: {event}\n\n".encode())
+            await writer.drain()
+            if number and self.pause:
+                await asyncio.sleep(self.pause)
+        _chunk(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+
+
+def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def _answer(writer: asyncio.StreamWriter, status: int, body: Any) -> None:
+    kind, data = ("text/plain", body) if isinstance(body, str) else ("application/json", json.dumps(body))
+    raw = data.encode()
+    writer.write(f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw)
+
+
+async def main() -> None:
+    async with EngineServer(name=sys.argv[2]).running(int(sys.argv[1])):
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
