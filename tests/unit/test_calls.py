@@ -7,11 +7,15 @@ import time
 from typing import Any
 
 import pytest
-from runtime_util import eventually, local_system, run
+from runtime_util import cluster, eventually, local_system, run
 
 import pulsing as pul
 from pulsing.core import ActorProxy, Message
 from pulsing.exceptions import CallCancelledError, DeadlockError, PulsingTimeoutError, PulsingUnsupportedError
+
+
+class Panic(BaseException):
+    """As a panic in Rust code arrives: no Exception."""
 
 
 @pul.remote
@@ -49,6 +53,20 @@ class Subject:
 
     def fail(self) -> None:
         raise KeyError("missing")
+
+    def cancel_inline(self) -> None:
+        raise asyncio.CancelledError
+
+    def panic(self) -> None:
+        raise Panic("attempt to divide by zero")
+
+    async def panic_later(self) -> None:
+        await asyncio.sleep(0)
+        raise Panic("attempt to divide by zero")
+
+    @pul.blocking
+    def panic_in_thread(self) -> None:
+        raise Panic("attempt to divide by zero")
 
     async def current_task(self) -> bool:
         before = asyncio.current_task()
@@ -192,6 +210,35 @@ def test_a_handler_that_cancels_itself_does_not_cancel_its_caller() -> None:
             one = await Subject.spawn(system=system)
             with pytest.raises(CallCancelledError):
                 await one.cancel_itself()
+
+    run(main())
+
+
+@pytest.mark.parametrize("method", ["panic", "panic_later", "panic_in_thread"])
+def test_what_is_no_exception_reaches_the_caller_too(method: str) -> None:
+    async def main() -> None:
+        async with local_system() as system:
+            one = await Subject.spawn(system=system)
+            with pytest.raises(Panic, match="divide by zero"):
+                await asyncio.wait_for(getattr(one, method)(), 5)
+            assert await one.add() == 1
+
+    run(main())
+
+
+def test_an_inline_method_that_raises_cancellation_costs_nobody_else() -> None:
+    async def main() -> None:
+        async with cluster(2) as (here, there):
+            one = await Subject.spawn(system=there, name="one")
+            with pytest.raises(CallCancelledError, match="cancel_inline"):
+                await one.cancel_inline()
+            far = await here.resolve("one", timeout=5)
+            calls = [far.cancel_inline() if n % 2 else far.add() for n in range(64)]
+            results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+            assert results[::2] == list(range(1, 33))
+            assert {type(result) for result in results[1::2]} == {CallCancelledError}
+            with pytest.raises(pul.PulsingActorError, match=r"Panic: .*divide by zero"):
+                await far.panic()
 
     run(main())
 

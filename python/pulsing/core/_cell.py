@@ -320,15 +320,9 @@ class Cell:
         begun = time.perf_counter()
         try:
             result = self._context.copy().run(_call_in, self, d)
-        except Exception as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
+        except BaseException as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
             self._leave_exclusive(d)
-            self._fail(d, error)
-        except BaseException as error:
-            self._leave_exclusive(d)
-            if not isinstance(error, SystemExit):
-                d.fail(stopped(self))
-                raise
-            self._ended_itself(d)
+            self._raised(d, error)
         else:
             if _is_plain(result):
                 self._leave_exclusive(d)
@@ -359,12 +353,8 @@ class Cell:
         current.set(CallContext(self, d, d.chain, d.deadline, d.trace))
         try:
             await work
-        except asyncio.CancelledError:
-            d.fail(d.cancel_reason or _cancelled_itself(self, d))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(d, error)
-        except SystemExit:
-            self._ended_itself(d)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._raised(d, error)
         finally:
             self._leave_exclusive(d)
             self._running.discard(d)
@@ -434,7 +424,20 @@ class Cell:
 
     # -- failure ------------------------------------------------------------------------------------------------------
 
-    def _fail(self, d: Delivery, error: Exception) -> None:
+    def _raised(self, d: Delivery, error: BaseException) -> None:
+        # Without an answer the caller would wait for ever; and what escapes from here also costs others, whose events
+        # this turn of the loop still has to deliver. Not only users raise it: a panic of Rust code is no Exception.
+        if isinstance(error, asyncio.CancelledError):
+            d.fail(d.cancel_reason or _cancelled_itself(self, d))
+        elif isinstance(error, SystemExit):
+            self._ended_itself(d)
+        elif isinstance(error, KeyboardInterrupt):
+            d.fail(stopped(self))
+            raise error
+        else:
+            self._fail(d, error)
+
+    def _fail(self, d: Delivery, error: BaseException) -> None:
         if d.one_way:
             _log.error("%s.%s, called by tell, failed", self.label, d.spec.name, exc_info=error)
         d.fail(error)
