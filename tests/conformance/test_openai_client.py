@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
-from scripted import client
+from scripted_workers import client
 
 
 def user(text: str) -> list[ChatCompletionMessageParam]:
