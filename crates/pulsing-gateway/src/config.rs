@@ -39,6 +39,9 @@ pub struct GatewayConfig {
     pub ping_interval: Duration,
     /// How long a request waits for another Worker when the one it was on is lost. Default 1 s.
     pub worker_wait: Duration,
+    /// How long an engine server must have been gone before requests that it has not begun to answer are taken back and
+    /// sent elsewhere. Default 10 s: a process that is only busy comes back sooner.
+    pub take_back: Duration,
     /// Workers that one request is tried on at most. Default 5.
     pub max_attempts: u32,
     /// Answer browsers of any origin (CORS). Default true: the API carries no cookies.
@@ -62,6 +65,7 @@ impl Default for GatewayConfig {
             body_timeout: Duration::from_secs(30),
             ping_interval: Duration::from_secs(15),
             worker_wait: Duration::from_secs(1),
+            take_back: Duration::from_secs(10),
             max_attempts: 5,
             cors: true,
         }

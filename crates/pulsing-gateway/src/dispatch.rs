@@ -115,7 +115,10 @@ impl Placement {
                 return Err(ApiError::no_workers(&why));
             };
             let attempt = match worker.endpoint() {
-                Some(endpoint) => self.attempt_engine(&worker, endpoint, &job, body.clone()).await.map(Placed::Engine),
+                Some(endpoint) => tokio::select! {
+                    answer = self.attempt_engine(&worker, endpoint, &job, body.clone()) => answer.map(Placed::Engine),
+                    () = self.gone(&worker, &job) => Err(Failure::Lost("the engine stopped answering".to_owned())),
+                },
                 None if takers == Takers::Undivided => return Ok(Placed::Divide),
                 None => self.attempt(&worker, &job, body.clone()).await.map(Placed::Actor),
             };
@@ -152,6 +155,30 @@ impl Placement {
                     failed = Some(error);
                     self.metrics.retry(Retry::Failed);
                 }
+            }
+        }
+    }
+
+    /// Ends when an engine has been gone for so long that what it has not begun to answer is better sent to another one,
+    /// and there is another one. A connection to a process that hangs says nothing of it.
+    async fn gone(&self, worker: &Arc<Worker>, job: &Job) {
+        let mut versions = self.pool.versions();
+        let mut since = None;
+        loop {
+            versions.mark_unchanged();
+            let others = || {
+                let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
+                ready.iter().any(|other| !Arc::ptr_eq(other, worker))
+            };
+            since = (worker.state() == State::Failed && others()).then(|| since.unwrap_or_else(Instant::now));
+            let changed = match since.map(|since: Instant| since + self.config.take_back) {
+                Some(until) if Instant::now() >= until => return,
+                Some(until) => tokio::time::timeout_at(until.into(), versions.changed()).await.unwrap_or(Ok(())),
+                None => versions.changed().await,
+            };
+            if changed.is_err() {
+                // The pool is no more; the request goes on.
+                return std::future::pending().await;
             }
         }
     }

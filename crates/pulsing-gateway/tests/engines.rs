@@ -453,3 +453,29 @@ async fn a_key_that_the_engine_refuses_is_asked_for_again_and_never_shown() {
         assert!(std::time::Instant::now() < end, "the new key is not used");
     }
 }
+
+#[tokio::test]
+async fn what_a_hung_engine_has_not_begun_is_taken_back_once_another_can_serve() {
+    let cluster = FakeCluster::new();
+    let hung = Engine::start(|turn: Turn| async move {
+        turn.gone().await;
+        None
+    })
+    .await;
+    let worker = hung.join(&cluster);
+    let gateway = cluster.gateway(|config| config.take_back = Duration::from_millis(50)).await;
+    let mut clients = Vec::new();
+    for body in [CHAT, STREAM] {
+        let mut client = Client::connect(&gateway).await;
+        client.post("/v1/chat/completions", body).await;
+        clients.push(client);
+    }
+    until("it has both", || hung.asked() == 2).await;
+    worker.report(|load| load.state = "failed".into());
+    let healthy = Engine::start(good).await;
+    healthy.join(&cluster);
+    for (mut client, answer) in clients.into_iter().zip([ANSWER, EVENTS]) {
+        assert_eq!(client.response(true).await.body, answer);
+    }
+    until("it knows that nobody waits", || hung.left.load(Ordering::SeqCst) == 2).await;
+}
