@@ -113,9 +113,9 @@ impl Endpoint {
             idle.push((wire, Instant::now()));
         }
     }
-    /// Closes connections that were not used for long.
+    /// Closes connections that were not used for long, and those that the server closed.
     pub(crate) fn prune(&self) {
-        self.idle.lock().retain(|(_, since)| since.elapsed() < MAX_AGE);
+        self.idle.lock().retain_mut(|(wire, since)| since.elapsed() < MAX_AGE && wire.is_open());
     }
     /// Closes all idle connections: the engine they led to is gone.
     pub(crate) fn forget(&self) {
