@@ -172,7 +172,7 @@ class EngineWorker(Worker):
                 if not again_at_once:
                     self._gone(f"no answer within {self._timeout:g} s, {_LATE_ANSWERS} times in a row")
             except _NotReadyError as error:
-                self._change("loading", str(error))
+                self._change("loading", f"{self._url}: {error}")
             except ConnectionError as error:
                 self._gone(f"cannot connect: {error}")
             except (ProbeError, ValueError) as error:
@@ -250,13 +250,8 @@ class EngineWorker(Worker):
         if (state, detail) == (self._state, self._detail):
             return
         if state != self._state:
-            _log.log(
-                logging.WARNING if state == "failed" else logging.INFO,
-                "%s: %s%s",
-                self._url,
-                state,
-                f", {detail}" if detail else f" with {', '.join(self._models[:4])}",
-            )
+            told = detail or f"{self._url} serves {', '.join(self._models[:4])}"
+            _log.log(logging.WARNING if state == "failed" else logging.INFO, "%s: %s", state, told)
         self._set_state(state, detail)
 
 
