@@ -23,7 +23,7 @@ from typing import Any
 
 # vLLM reads these while it is imported. A user's own setting wins.
 # Forking a process that has threads (the runtime's) is undefined; only spawn is sound here.
-os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 # Stdout belongs to whoever started the worker.
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
 # A server of one's own should not report to somebody else's.

@@ -148,6 +148,9 @@ class _Choice:
                 model_config=engine.model_config,
             )
             self._forced = isinstance(asked.tool_choice, ChatCompletionNamedToolChoiceParam)
+        # vLLM holds back text that may become a stop string, and parsers what may become a call, but not its tokens: a
+        # piece's tokens would not be those of its text.
+        self._aligned = self._parser is None and not request.stop and not (request.messages and engine.implied_stops)
         self._held_ids: list[int] = []
         self._held_picked: list[Picked] = []
         self._characters = 0
@@ -173,7 +176,8 @@ class _Choice:
             ]
         if not parts and reason is None:
             return None
-        parts["token_ids"] = tuple(self._held_ids)
+        if self._aligned:
+            parts["token_ids"] = tuple(self._held_ids)
         if self._request.logprobs and self._held_picked:
             if self._request.messages:
                 parts["logprobs"] = chat_logprobs(self._held_picked, self._token_bytes)
