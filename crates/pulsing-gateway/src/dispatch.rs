@@ -53,6 +53,10 @@ struct Upstream {
     stream: ItemStream,
     first: Option<Deltas>,
     lease: Lease,
+    /// To begin again with elsewhere; `None` once the client sees the pieces.
+    body: Option<Bytes>,
+    /// Workers that this request has lost before.
+    lost: u32,
 }
 
 /// Who may take a request.
@@ -88,11 +92,16 @@ pub(crate) enum Failure {
 
 impl Placement {
     /// Sends `body` to a Worker and waits for the first piece of its answer.
-    async fn place(self: Arc<Self>, job: Arc<Job>, body: Bytes, takers: Takers) -> Result<Placed, ApiError> {
+    async fn place(
+        self: Arc<Self>,
+        job: Arc<Job>,
+        body: Bytes,
+        takers: Takers,
+        mut lost: u32,
+    ) -> Result<Placed, ApiError> {
         let mut excluded: Vec<ActorId> = Vec::new();
         let mut failed: Option<ApiError> = None;
         let mut last_words: Option<String> = None;
-        let mut lost = 0;
         let mut patience = None;
         let mut versions = self.pool.versions();
         loop {
@@ -120,7 +129,7 @@ impl Placement {
                     () = self.gone(&worker, &job) => Err(Failure::Lost("the engine stopped answering".to_owned())),
                 },
                 None if takers == Takers::Undivided => return Ok(Placed::Divide),
-                None => self.attempt(&worker, &job, body.clone()).await.map(Placed::Actor),
+                None => self.attempt(&worker, &job, body.clone(), lost).await.map(Placed::Actor),
             };
             match attempt {
                 Ok(placed) => return Ok(placed),
@@ -130,11 +139,7 @@ impl Placement {
                     self.pool.suspect(&worker);
                     lost += 1;
                     if lost >= self.config.max_attempts {
-                        let mut error = ApiError::worker_fault(format!(
-                            "{lost} workers were lost while they worked on this request, one after another"
-                        ));
-                        error.no_retry = true;
-                        return Err(error);
+                        return Err(lost_too_often(lost));
                     }
                     self.metrics.retry(Retry::Lost);
                 }
@@ -233,7 +238,8 @@ impl Placement {
         }
     }
 
-    async fn attempt(&self, worker: &Arc<Worker>, job: &Job, body: Bytes) -> Result<Upstream, Failure> {
+    async fn attempt(&self, worker: &Arc<Worker>, job: &Job, body: Bytes, lost: u32) -> Result<Upstream, Failure> {
+        let again = (!job.stream).then(|| body.clone());
         let lease = worker.lease();
         let left = job.deadline.saturating_duration_since(Instant::now());
         let generate = Generate {
@@ -254,7 +260,7 @@ impl Placement {
         match stream.next().await {
             Some(Ok(item)) => {
                 let first = protocol::decode::<Deltas>(&item).map_err(|error| broken(&error))?;
-                Ok(Upstream { stream, first: Some(first), lease })
+                Ok(Upstream { stream, first: Some(first), lease, body: again, lost })
             }
             Some(Err(error)) => Err(self.classify(error)),
             None => Err(broken("the worker ended without an answer")),
@@ -300,6 +306,14 @@ impl Placement {
     }
 }
 
+fn lost_too_often(lost: u32) -> ApiError {
+    let mut error = ApiError::worker_fault(format!(
+        "{lost} workers were lost while they worked on this request, one after another"
+    ));
+    error.no_retry = true;
+    error
+}
+
 pub(crate) fn broken(message: &str) -> Failure {
     Failure::Failed(ApiError::worker_fault(message))
 }
@@ -314,6 +328,9 @@ pub(crate) enum Piece {
     Events(Bytes, Option<Head>),
     /// An engine's events are complete.
     Complete(Option<Usage>),
+    /// The Worker was lost, another begins anew: what came of these choices does not count. Only where the client waits
+    /// for the whole answer.
+    Again(Range<u32>),
 }
 
 /// The pieces of one client request, from one Worker or, with several prompts, from several. Dropping it cancels them.
@@ -338,6 +355,8 @@ enum Sub {
 enum Step {
     Piece(Piece),
     Divide,
+    /// The body, and how many Workers it has cost.
+    Again(Bytes, u32),
 }
 
 impl Source {
@@ -348,21 +367,21 @@ impl Source {
         let mut source = Self { placement, job, subs: Vec::new(), parts, n, next: 0 };
         let ready = source.placement.pool.snapshot().ready_for(&source.job.model).unwrap_or_default();
         if source.parts.len() == 1 {
-            source.subs = vec![source.waiting(body, Takers::Any)];
+            source.subs = vec![source.waiting(body, Takers::Any, 0)];
         } else if ready.iter().any(|worker| worker.endpoint().is_some()) {
-            source.subs = vec![source.waiting(body, Takers::Undivided)];
+            source.subs = vec![source.waiting(body, Takers::Undivided, 0)];
         } else {
             source.divide();
         }
         source
     }
 
-    fn waiting(&self, body: Bytes, takers: Takers) -> Sub {
-        Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), body, takers)))
+    fn waiting(&self, body: Bytes, takers: Takers, lost: u32) -> Sub {
+        Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), body, takers, lost)))
     }
     fn divide(&mut self) {
         let parts = std::mem::take(&mut self.parts);
-        self.subs = parts.into_iter().map(|part| self.waiting(part, Takers::Actors)).collect();
+        self.subs = parts.into_iter().map(|part| self.waiting(part, Takers::Actors, 0)).collect();
     }
 
     /// The next pieces; `None` when every sub-request is complete. Nothing follows an error.
@@ -376,6 +395,13 @@ impl Source {
                     Poll::Ready(Some(Ok(Step::Divide))) => {
                         self.divide();
                         continue 'again;
+                    }
+                    Poll::Ready(Some(Ok(Step::Again(body, lost)))) => {
+                        // An engine's whole answer is no part of another.
+                        let takers = if count == 1 { Takers::Any } else { Takers::Actors };
+                        self.subs[at] = self.waiting(body, takers, lost);
+                        let first = at as u32 * self.n;
+                        return Poll::Ready(Some(Ok(Piece::Again(first..first + self.n))));
                     }
                     Poll::Ready(Some(Ok(Step::Piece(mut piece)))) => {
                         if let Piece::Deltas(deltas) = &mut piece {
@@ -437,7 +463,21 @@ impl Sub {
                             Err(error) => Poll::Ready(Some(Err(ApiError::worker_fault(error)))),
                         },
                         Poll::Ready(Some(Err(error))) => {
-                            Poll::Ready(Some(Err(placement.cut(upstream.lease.worker(), placement.classify(error)))))
+                            let (worker, failure) = (upstream.lease.worker(), placement.classify(error));
+                            let lost = upstream.lost + 1;
+                            Poll::Ready(Some(match (upstream.body.take(), failure) {
+                                (Some(_), Failure::Lost(_)) if lost >= placement.config.max_attempts => {
+                                    placement.pool.suspect(worker);
+                                    Err(lost_too_often(lost))
+                                }
+                                (Some(body), Failure::Lost(error)) => {
+                                    tracing::info!(worker = %worker.target().actor, %error, "lost before its answer was whole; trying another worker");
+                                    placement.pool.suspect(worker);
+                                    placement.metrics.retry(Retry::Lost);
+                                    Ok(Step::Again(body, lost))
+                                }
+                                (_, failure) => Err(placement.cut(worker, failure)),
+                            }))
                         }
                         Poll::Ready(None) => {
                             *self = Self::Done;

@@ -62,6 +62,77 @@ async fn a_worker_that_dies_in_the_middle_ends_the_stream_with_an_error_and_a_cu
 }
 
 #[tokio::test]
+async fn a_worker_that_dies_before_an_unstreamed_answer_is_whole_costs_the_client_nothing() {
+    let cluster = FakeCluster::new();
+    let dying = cluster.worker(|ask| async move {
+        let cancel = ask.responder.cancel_signal().clone();
+        let stream = ask.responder.stream();
+        let mut half = text("half of another answer");
+        half.usage = Some(pulsing_gateway::protocol::Usage { prompt_tokens: 99, ..Default::default() });
+        send(&stream, vec![half]).await;
+        until("cancelled", || cancel.is_cancelled()).await;
+    });
+    let gateway = cluster.gateway(|_| {}).await;
+    let mut client = Client::connect(&gateway).await;
+    client.post("/v1/chat/completions", CHAT).await;
+    let mut two = Client::connect(&gateway).await;
+    two.post("/v1/completions", r#"{"model":"alias","prompt":["a","b"]}"#).await;
+    until("all are on it", || dying.asked() == 3).await;
+    let began = "pulsing_router_time_to_first_token_seconds_count 2";
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while !get(&gateway, "/metrics").await.body.contains(began) {
+        assert!(std::time::Instant::now() < end, "the halves do not arrive");
+    }
+    let other = cluster.worker(hello);
+    dying.die();
+    let expected = post(&gateway, "/v1/chat/completions", CHAT).await.json();
+    let response = client.response(true).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    for key in ["choices", "usage"] {
+        assert_eq!(response.json()[key], expected[key]);
+    }
+    let response = two.response(true).await.json();
+    assert_eq!(response["choices"].as_array().map(Vec::len), Some(2), "{response}");
+    assert_eq!(response["choices"][1]["text"], expected["choices"][0]["message"]["content"]);
+    assert_eq!(other.asked(), 4);
+}
+
+#[tokio::test]
+async fn an_unstreamed_request_that_kills_its_workers_goes_to_no_more_than_the_limit() {
+    let cluster = FakeCluster::new();
+    let gateway = cluster.gateway(|config| config.max_attempts = 3).await;
+    let mut client = Client::connect(&gateway).await;
+    let mut workers = Vec::new();
+    for turn in 0..4 {
+        workers.push(cluster.worker(|ask| async move {
+            let cancel = ask.responder.cancel_signal().clone();
+            let stream = ask.responder.stream();
+            send(&stream, vec![text("half")]).await;
+            until("cancelled", || cancel.is_cancelled()).await;
+        }));
+        if turn == 0 {
+            until_ready(&gateway).await;
+            client.post("/v1/chat/completions", CHAT).await;
+        }
+        if turn < 3 {
+            until("it is on the worker", || workers[turn].asked() == 1).await;
+            workers[turn].die();
+        }
+    }
+    let response = client.response(true).await;
+    let asked = workers.iter().map(|worker| worker.asked()).sum::<usize>();
+    assert_eq!((response.status, response.headers["x-should-retry"].as_str(), asked), (502, "false", 3));
+    assert!(response.body.contains("3 workers were lost"), "{}", response.body);
+}
+
+async fn until_ready(gateway: &pulsing_gateway::Gateway) {
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while get(gateway, "/ready").await.status != 200 {
+        assert!(std::time::Instant::now() < end, "no worker becomes ready");
+    }
+}
+
+#[tokio::test]
 async fn a_workers_4xx_goes_to_the_client_as_it_is() {
     let cluster = FakeCluster::new();
     let workers =

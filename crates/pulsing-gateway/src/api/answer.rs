@@ -1,5 +1,7 @@
 //! The answer that comes in one piece.
 
+use std::ops::Range;
+
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -11,7 +13,6 @@ use crate::protocol::{Delta, Usage};
 pub struct Answer {
     envelope: Envelope,
     choices: Vec<Choice>,
-    usage: Option<Usage>,
 }
 
 #[derive(Default)]
@@ -21,13 +22,24 @@ struct Choice {
     tool_calls: Vec<Value>,
     logprobs: Option<Map<String, Value>>,
     finish: Option<String>,
+    /// Of the Worker that sent it with this choice; it may hold for others of its choices too.
+    usage: Option<Usage>,
 }
 
 impl Answer {
     /// An answer without text yet.
     pub fn new(envelope: Envelope) -> Self {
         let choices = (0..envelope.choices).map(|_| Choice::default()).collect();
-        Self { envelope, choices, usage: None }
+        Self { envelope, choices }
+    }
+
+    /// Forgets what came of these choices.
+    pub fn begin_again(&mut self, choices: Range<u32>) {
+        for choice in choices.filter_map(|index| usize::try_from(index).ok()) {
+            if let Some(choice) = self.choices.get_mut(choice) {
+                *choice = Choice::default();
+            }
+        }
     }
 
     /// Adds a piece.
@@ -35,10 +47,10 @@ impl Answer {
     /// # Errors
     /// 502 when the worker breaks its protocol.
     pub fn push(&mut self, delta: &Delta) -> Result<(), ApiError> {
-        add_usage(&mut self.usage, delta.usage);
         let index = check_index(delta, self.envelope.choices)?;
         let finish = finish_reason(delta)?;
         let choice = &mut self.choices[index];
+        add_usage(&mut choice.usage, delta.usage);
         if choice.finish.is_some() {
             return Ok(());
         }
@@ -56,7 +68,9 @@ impl Answer {
 
     /// Tokens spent, as far as the worker said.
     pub fn usage(&self) -> Option<Usage> {
-        self.usage
+        let mut sum = None;
+        self.choices.iter().for_each(|choice| add_usage(&mut sum, choice.usage));
+        sum
     }
 
     /// The body.
@@ -69,6 +83,7 @@ impl Answer {
             Api::Completions => "text_completion",
         };
         let size: usize = self.choices.iter().map(|choice| choice.text.len() + 128).sum();
+        let usage = self.usage();
         let mut out = Vec::with_capacity(size + 256);
         out.push(b'{');
         out.extend_from_slice(self.envelope.head(object).as_bytes());
@@ -80,7 +95,7 @@ impl Answer {
             choice.write(&mut out, index, self.envelope.api)?;
         }
         out.extend_from_slice(b"],\"usage\":");
-        match self.usage {
+        match usage {
             Some(usage) => push_usage(&mut out, &usage),
             None => out.extend_from_slice(b"null"),
         }

@@ -141,8 +141,8 @@ impl EventStream {
                     self.state = State::Done;
                     return Ok(());
                 }
-                // Its status line is out already.
-                Piece::Whole(_) => {
+                // Its status line is out already, and so are pieces.
+                Piece::Whole(_) | Piece::Again(_) => {
                     return Err(ApiError::worker_fault("the engine answered without a stream where one was due"));
                 }
             }

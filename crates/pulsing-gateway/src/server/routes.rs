@@ -256,6 +256,7 @@ async fn run(
                         tracker.first_token();
                         deltas.deltas.iter().try_for_each(|delta| answer.push(delta))?;
                     }
+                    Piece::Again(choices) => answer.begin_again(choices),
                     Piece::Whole(whole) => return Ok(Some(whole)),
                     Piece::Events(..) | Piece::Complete(_) => {
                         return Err(ApiError::worker_fault("the engine streams where no stream was asked for"));
