@@ -178,3 +178,10 @@ def test_something_else_behind_the_port(pulsing: Pulsing, nodes: tuple[Node, Nod
     done = pulsing("inspect", "cluster", "--seeds", nodes[0].addr)
     assert (done.code, done.out) == (1, "")
     assert "answers 404" in done.err
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "nan", "inf"])
+def test_a_timeout_that_is_none_is_misuse(pulsing: Pulsing, limit: str) -> None:
+    done = pulsing("inspect", "cluster", "--seeds", "127.0.0.1:1", f"--timeout={limit}")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("Error: --timeout is a number of seconds above 0"), done.err

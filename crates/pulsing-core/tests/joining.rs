@@ -51,6 +51,16 @@ async fn a_node_waits_for_its_seed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_a_seed_is_not_waited_for() {
+    for bad in ["127.0.0.1", "seed:port", "seed:65536", ""] {
+        let forever = SystemConfig { join_timeout: None, ..config(&[bad.to_owned()]) };
+        let started = tokio::time::timeout(Duration::from_secs(5), System::start(forever)).await.unwrap();
+        let error = started.map(|_| ()).unwrap_err();
+        assert!(matches!(&error, Error::InvalidAddress { value, .. } if value == bad), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn joining_fails_loudly() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let late = SystemConfig { join_timeout: Some(Duration::from_millis(300)), ..config(&[free.to_string()]) };

@@ -13,6 +13,7 @@ from pulsing.cli._errors import FailureError, MisuseError
 from pulsing.cli._settings import read_passphrase
 
 DEFAULT_PORT = 8000
+_LONGEST = 86400  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Source:
     endpoint: str | None = None
     passphrase_file: str | None = None
     cluster: str = "default"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout <= _LONGEST:
+            raise MisuseError(f"--timeout is a number of seconds above 0 and up to {_LONGEST}, not {self.timeout:g}.")
 
     def fetch(self, addrs: Sequence[str], path: str) -> list["Answer"]:
         """GETs `path` from all `addrs` at once."""

@@ -17,17 +17,28 @@ pub(super) struct Binding {
 /// `InvalidAddress` when it is no such thing or the name does not resolve.
 pub(super) async fn resolve(text: &str) -> Result<Vec<SocketAddr>> {
     let invalid = |reason: String| Error::InvalidAddress { value: text.to_owned(), reason };
-    let (_, port) = text.rsplit_once(':').ok_or_else(|| invalid("the port is missing".into()))?;
-    port.parse::<u16>().map_err(|_| invalid(format!("{port:?} is no port")))?;
+    check(text)?;
     let found: Vec<_> = tokio::net::lookup_host(text).await.map_err(|e| invalid(e.to_string()))?.collect();
     if found.is_empty() { Err(invalid("the name has no address".into())) } else { Ok(found) }
+}
+
+/// Whether `text` has the form of an address; no name is looked up.
+///
+/// # Errors
+/// `InvalidAddress` when it has not.
+fn check(text: &str) -> Result<()> {
+    let invalid = |reason: String| Error::InvalidAddress { value: text.to_owned(), reason };
+    let (_, port) = text.rsplit_once(':').ok_or_else(|| invalid("the port is missing".into()))?;
+    port.parse::<u16>().map_err(|_| invalid(format!("{port:?} is no port")))?;
+    Ok(())
 }
 
 /// Where to listen. Seeds that do not resolve yet are no obstacle: joining retries them.
 ///
 /// # Errors
-/// `InvalidAddress` for a bad `addr`.
+/// `InvalidAddress` for a bad `addr`, and for seeds that no waiting makes an address.
 pub(super) async fn choose(config: &SystemConfig) -> Result<Binding> {
+    config.seeds.iter().try_for_each(|seed| check(seed))?;
     let mut seed = None;
     for text in &config.seeds {
         if let Ok(found) = resolve(text).await {
