@@ -81,10 +81,23 @@ def render(file: File = None, json_output: Json = False) -> None:
     help="Start the fleet and keep it running until SIGTERM or Ctrl-C (a second one cuts the draining short). "
     "Ends with 1 when every cell has been given up."
 )
-def up(file: File = None, state_dir: StateDir = None) -> None:
+def up(
+    file: File = None,
+    state_dir: StateDir = None,
+    passphrase_file: Annotated[
+        str | None,
+        typer.Option(
+            "--passphrase_file", metavar="FILE", help="The cluster's secret, for the fleet's Routers and EngineWorkers."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="NAME", help="The cluster that they form, or join.")
+    ] = None,
+) -> None:
     from pulsing.fleet import FleetRunningError, Launcher, PortTakenError
 
-    deployment = _deployment(file)
+    given = {"passphrase_file": _absolute(passphrase_file), "cluster": cluster}
+    deployment = _deployment(file).model_copy(update={key: value for key, value in given.items() if value is not None})
 
     said: dict[str, str] = {}
 
@@ -95,7 +108,7 @@ def up(file: File = None, state_dir: StateDir = None) -> None:
         text = " ".join(parts) + (f": {cell.reason}" if cell.reason else "")
         if said.get(cell.name) != text:
             said[cell.name] = text
-            _err(text)
+            _err("\n".join([text, *(f"  | {line}" for line in cell.last_words)]))
 
     async def run() -> int:
         launcher = Launcher(deployment, state_root=_root_of(state_dir), file=_absolute(file), on_change=say)
@@ -120,8 +133,9 @@ def up(file: File = None, state_dir: StateDir = None) -> None:
             await launcher.close()
         failed = [cell for cell in launcher.cells if cell.state == "failed"]
         if failed and not stopping:
-            words = "\n".join(f"  {cell.name}: {cell.reason}; logs: {', '.join(cell.logs.values())}" for cell in failed)
-            raise FailureError(f"every cell has ended:\n{words}")
+            words = [f"  {cell.name}: {cell.reason}; logs: {', '.join(cell.logs.values())}" for cell in failed]
+            told = ["\n    | ".join([text, *cell.last_words]) for text, cell in zip(words, failed, strict=True)]
+            raise FailureError("\n".join(["every cell has ended:", *told]))
         return 0
 
     try:
@@ -148,9 +162,10 @@ def ps(file: File = None, state_dir: StateDir = None, json_output: Json = False)
         raise FailureError(
             f"fleet {deployment.name} does not run; this is what its launcher, pid {snapshot['pid']}, saw last"
         )
-    failed = [cell["name"] for cell in snapshot["cells"] if cell["state"] == "failed"]
+    failed = [cell for cell in snapshot["cells"] if cell["state"] == "failed"]
     if failed:
-        raise FailureError(f"given up: {', '.join(failed)}")
+        words = ["\n    | ".join([f"  {cell['name']}: {cell['reason']}", *cell["last_words"]]) for cell in failed]
+        raise FailureError("\n".join([f"given up: {', '.join(cell['name'] for cell in failed)}", *words]))
 
 
 @app.command(help="Print the logs of the fleet's cells, of all or of one: POOL, POOL/CELL or POOL/CELL/WORKER.")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from pulsing.fleet import _leftovers, _probe
+from pulsing.fleet._join import Onlooker, last_words
 from pulsing.fleet._placement import Cell, Command, Layout
 from pulsing.fleet._ports import PortTakenError
 from pulsing.fleet._processes import CellProcesses, Order
@@ -17,6 +18,8 @@ from pulsing.fleet._status import CellStatus, State
 
 # Starts that a stranger on our port spoilt are not the engine's fault, but they must end some time.
 _MAX_THEFTS = 3
+# Seconds between two looks at whether the cluster shows a cell.
+_LOOK_EVERY = 0.5
 
 T = TypeVar("T")
 
@@ -66,6 +69,7 @@ class CellRun:
         run: str,
         log_dir: pathlib.Path,
         keep_generations: int,
+        onlooker: Onlooker,
         changed: Callable[[CellStatus], None],
     ) -> None:
         self.cell = cell
@@ -75,6 +79,7 @@ class CellRun:
         self._run_id = run
         self._log_dir = log_dir
         self._keep = keep_generations
+        self._onlooker = onlooker
         self._changed = changed
         self._stopping = asyncio.Event()
         self._limits = (cell.pool.stop.drain, cell.pool.stop.term)
@@ -180,6 +185,7 @@ class CellRun:
                 problem = ready.result()
                 if problem is not None:
                     await processes.stop(0.0, self.cell.pool.stop.term)
+                    self._hear("0")
                     return problem, None
                 ready_since = time.monotonic()
                 self._set("ready", "")
@@ -187,7 +193,10 @@ class CellRun:
                 await asyncio.wait({gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ready_for = None if ready_since is None else time.monotonic() - ready_since
             if gone.done():
-                return gone.result().reason, ready_for
+                ending = gone.result()
+                if ending.first is not None:
+                    self._hear(ending.first)
+                return ending.reason, ready_for
             self._set("stopping", "")
             if joining is not None:
                 await _cancelled(joining)
@@ -224,22 +233,42 @@ class CellRun:
             log = self._log("join")
             env = {**self._backend.join_environment(), _leftovers.MARK: mark}
             began = time.monotonic()
+            looking: asyncio.Task[None] | None = None
             try:
                 await processes.start_join(Order("join", argv, env, str(log), join=True))
-                self.status.joined, self.status.reason = True, ""
                 self.status.argv["join"], self.status.logs["join"] = list(argv), str(log)
-                self._changed(self.status)
+                looking = asyncio.create_task(self._look_whether_joined())
                 code = await processes.join_ended()
                 problem = (
                     f"join process exited with {code}" if code >= 0 else f"join process was killed by signal {-code}"
                 )
             except RuntimeError as error:
                 problem = f"join process {error}"
+            finally:
+                if looking is not None:
+                    await _cancelled(looking)
+            self._hear("join")
             failures = 0 if time.monotonic() - began > policy.stable_after else failures + 1
             wait = min(policy.cap, policy.backoff * policy.factor ** (failures - 1)) if failures else policy.backoff
             self.status.joined, self.status.reason = False, f"{problem}; again in {wait:.1f} s, see {log}"
             self._changed(self.status)
             await asyncio.sleep(wait)
+
+    async def _look_whether_joined(self) -> None:
+        """Keeps `joined` true to what the Routers of the cluster see. Of a command of the user's that is unknown: it
+        has joined when it runs."""
+        while True:
+            target = self._layout.join_target(self.cell)
+            problem = None if target is None else await self._onlooker.problem(*target)
+            if (self.status.joined, self.status.reason) != (problem is None, problem or ""):
+                self.status.joined, self.status.reason, self.status.last_words = problem is None, problem or "", []
+                self._changed(self.status)
+            await asyncio.sleep(_LOOK_EVERY)
+
+    def _hear(self, who: str) -> None:
+        """Takes in the last words of a process of this start."""
+        log = self.status.logs.get(who)
+        self.status.last_words = [] if log is None else last_words(pathlib.Path(log))
 
     def _orders(self, mark: str) -> list[Order]:
         orders = []
@@ -268,6 +297,8 @@ class CellRun:
 
     def _set(self, state: State, reason: str) -> None:
         self.status.state, self.status.reason, self.status.since = state, reason, time.time()
+        if state not in ("backoff", "failed"):
+            self.status.last_words = []
         self._changed(self.status)
 
 

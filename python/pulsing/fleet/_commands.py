@@ -9,6 +9,30 @@ from typing import Literal
 
 DisaggregationMode = Literal["null", "prefill", "decode"]
 
+PROGRAMS: dict[str, tuple[str, ...]] = {
+    "vllm": ("vllm", "serve"),
+    "sglang": ("python3", "-m", "sglang.launch_server"),
+    "transformers": ("transformers", "serve"),
+    "llama_cpp": ("llama-server",),
+}
+"""How each engine is called where nobody says otherwise."""
+
+_PROVIDERS = {
+    "vllm": "pip install vllm",
+    "transformers": "pip install 'transformers[serving]'",
+    "llama-server": "it comes with llama.cpp",
+    "pulsing": "pip install pulsing",
+}
+
+
+def how_to_get(program: str) -> str:
+    """What to do about a program that is not on PATH."""
+    provider = _PROVIDERS.get(program)
+    if provider is None:
+        return f"no program {program} on PATH: install what provides it, or give its full path"
+    own_place = "" if program == "pulsing" else ", or say where it is with `program` in its section"
+    return f"no program {program} on PATH: {provider}{own_place}"
+
 
 def vllm_command(
     *,
@@ -25,9 +49,10 @@ def vllm_command(
     served_model_name: str | None = None,
     max_model_len: int | None = None,
     gpu_memory_utilization: float | None = None,
+    program: Sequence[str] = PROGRAMS["vllm"],
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """`vllm serve`.
+    """`vllm serve`, or vLLM's API server as a module.
 
     Args:
         model: hub id or directory.
@@ -43,9 +68,11 @@ def vllm_command(
         served_model_name: name clients use; vLLM's default is `model`.
         max_model_len: longest sequence in tokens.
         gpu_memory_utilization: share of GPU memory.
+        program: the command's first words. The model follows as it is after `serve`, else as `--model`, which is how
+            `python3 -m vllm.entrypoints.openai.api_server` takes it.
         extra: further arguments, as they are.
     """
-    argv = ["vllm", "serve", model, "--host", host, "--port", str(port)]
+    argv = [*program, *([model] if program[-1] == "serve" else ["--model", model]), "--host", host, "--port", str(port)]
     argv += ["--tensor-parallel-size", str(tensor_parallel_size)]
     if pipeline_parallel_size != 1:
         argv += ["--pipeline-parallel-size", str(pipeline_parallel_size)]
@@ -88,6 +115,7 @@ def sglang_command(
     context_length: int | None = None,
     mem_fraction_static: float | None = None,
     device: str | None = None,
+    program: Sequence[str] = PROGRAMS["sglang"],
     extra: Sequence[str] = (),
 ) -> list[str]:
     """`python3 -m sglang.launch_server`.
@@ -112,9 +140,10 @@ def sglang_command(
         context_length: longest sequence in tokens.
         mem_fraction_static: share of GPU memory.
         device: `cuda`, `cpu`, ...
+        program: the command's first words.
         extra: further arguments, as they are.
     """
-    argv = ["python3", "-m", "sglang.launch_server", "--model-path", model, "--host", host, "--port", str(port)]
+    argv = [*program, "--model-path", model, "--host", host, "--port", str(port)]
     argv += ["--tp-size", str(tp_size)]
     for flag, size in (("--pp-size", pp_size), ("--dp-size", dp_size), ("--ep-size", ep_size)):
         if size != 1:
@@ -147,6 +176,7 @@ def transformers_command(
     dtype: str | None = None,
     continuous_batching: bool | None = None,
     attn_implementation: str | None = None,
+    program: Sequence[str] = PROGRAMS["transformers"],
     extra: Sequence[str] = (),
 ) -> list[str]:
     """`transformers serve` (`pip install 'transformers[serving]'`).
@@ -159,9 +189,10 @@ def transformers_command(
         dtype: `auto`, `bfloat16`, ...
         continuous_batching: requests share steps.
         attn_implementation: kernel of the attention.
+        program: the command's first words.
         extra: further arguments, as they are.
     """
-    argv = ["transformers", "serve", model, "--host", host, "--port", str(port), "--device", device]
+    argv = [*program, model, "--host", host, "--port", str(port), "--device", device]
     if dtype is not None:
         argv += ["--dtype", dtype]
     if continuous_batching is not None:
@@ -181,6 +212,7 @@ def llama_cpp_command(
     parallel: int | None = None,
     threads: int | None = None,
     alias: str | None = None,
+    program: Sequence[str] = PROGRAMS["llama_cpp"],
     extra: Sequence[str] = (),
 ) -> list[str]:
     """llama.cpp's `llama-server`.
@@ -194,9 +226,10 @@ def llama_cpp_command(
         parallel: requests served at once.
         threads: CPU threads.
         alias: name clients use.
+        program: the command's first words.
         extra: further arguments, as they are.
     """
-    argv = ["llama-server", "--model" if model.endswith(".gguf") else "--hf-repo", model]
+    argv = [*program, "--model" if model.endswith(".gguf") else "--hf-repo", model]
     argv += ["--host", host, "--port", str(port), "--n-gpu-layers", str(n_gpu_layers)]
     optional: tuple[tuple[str, object], ...] = (
         ("--ctx-size", ctx_size),

@@ -82,15 +82,36 @@ class Join(Frozen):
     name: Annotated[str, Field(min_length=1)] = "worker"
     command: Callable[[str, str, str], tuple[str, ...]] = engine_worker_command
 
-    def argv(self, context: LaunchCommandContext, port: str) -> tuple[str, ...]:
-        """The command for a cell whose worker 0 has this context.
+    @property
+    def observed(self) -> bool:
+        """Whether the cluster shows that a cell has joined: the EngineWorker publishes its state there."""
+        return self.command is engine_worker_command
+
+    def seeds_for(self, context: LaunchCommandContext) -> str:
+        """The seeds of a cell whose worker 0 has this context.
 
         Raises:
             ValueError: a template names what is not there.
         """
         from pulsing.fleet._template import fill
 
-        return tuple(self.command(fill(self.seeds, context), self.name, context.own(port).url))
+        return fill(self.seeds, context)
+
+    def argv(self, context: LaunchCommandContext, port: str, drain: float) -> tuple[str, ...]:
+        """The command for a cell whose worker 0 has this context.
+
+        Args:
+            context: what may be known about the worker.
+            port: name of the port that the engine answers on.
+            drain: seconds the command has to leave the cluster.
+
+        Raises:
+            ValueError: a template names what is not there.
+        """
+        seeds, url = self.seeds_for(context), context.own(port).url
+        if self.observed:
+            return engine_worker_command(seeds, self.name, url, drain)
+        return tuple(self.command(seeds, self.name, url))
 
 
 class Pool(Frozen):
@@ -128,6 +149,10 @@ class Deployment(Frozen):
         log_dir: the cells' logs go to a directory below it, named like the fleet; None: `logs` in the fleet's state
             directory.
         keep_generations: how many starts of a cell keep their logs.
+        cluster: name of the Pulsing cluster that the fleet's Routers and EngineWorkers form; None: as PULSING_CLUSTER
+            says, else `default`.
+        passphrase_file: file with that cluster's secret, on every machine of the fleet under this path; None: as
+            PULSING_PASSPHRASE_FILE says, else no secret.
     """
 
     name: str
@@ -137,6 +162,8 @@ class Deployment(Frozen):
     gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     log_dir: str | None = None
     keep_generations: Annotated[int, Field(ge=1)] = 5
+    cluster: Annotated[str, Field(min_length=1)] | None = None
+    passphrase_file: Annotated[str, Field(min_length=1)] | None = None
 
     _name = field_validator("name")(checked_name)
 
@@ -157,6 +184,11 @@ class Deployment(Frozen):
         if self.gpus is not None and self.backend == "ray":
             raise ValueError(f"fleet {self.name}: Ray hands out the GPUs; leave gpus out")
         return self
+
+    def node_settings(self) -> dict[str, str]:
+        """What every process of the fleet has in its environment, so that its Pulsing nodes trust each other."""
+        settings = {"PULSING_CLUSTER": self.cluster, "PULSING_PASSPHRASE_FILE": self.passphrase_file}
+        return {key: value for key, value in settings.items() if value is not None}
 
     def pool(self, name: str) -> Pool:
         """The pool whose spec has that name."""

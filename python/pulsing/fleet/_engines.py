@@ -81,6 +81,7 @@ class _Plan:
     scheduling: SchedulingSpec
     keywords: Mapping[str, Any]
     extra: tuple[str, ...]
+    program: tuple[str, ...]
 
     @property
     def nnodes(self) -> int:
@@ -127,6 +128,7 @@ def _vllm(plan: _Plan, context: LaunchCommandContext) -> list[str]:
         master_port=master.port if plan.nnodes > 1 else None,
         **sizes,
         **plan.rest(*names),
+        program=plan.program,
         extra=plan.extra,
     )
 
@@ -158,6 +160,7 @@ def _sglang(plan: _Plan, context: LaunchCommandContext) -> list[str]:
         **on_cpu,
         **sizes,
         **plan.rest(*names),
+        program=plan.program,
         extra=plan.extra,
     )
 
@@ -166,7 +169,13 @@ def _transformers(plan: _Plan, context: LaunchCommandContext) -> list[str]:
     primary = context.own("primary")
     device: dict[str, Any] = {} if "device" in plan.keywords else {"device": "auto" if context.gpu_ids else "cpu"}
     return _commands.transformers_command(
-        model=plan.model, host=primary.host, port=primary.port, **device, **plan.keywords, extra=plan.extra
+        model=plan.model,
+        host=primary.host,
+        port=primary.port,
+        **device,
+        **plan.keywords,
+        program=plan.program,
+        extra=plan.extra,
     )
 
 
@@ -175,7 +184,13 @@ def _llama_cpp(plan: _Plan, context: LaunchCommandContext) -> list[str]:
     # More layers than any model has: all of them.
     layers: dict[str, Any] = {} if "n_gpu_layers" in plan.keywords else {"n_gpu_layers": 999 if context.gpu_ids else 0}
     return _commands.llama_cpp_command(
-        model=plan.model, host=primary.host, port=primary.port, **layers, **plan.keywords, extra=plan.extra
+        model=plan.model,
+        host=primary.host,
+        port=primary.port,
+        **layers,
+        **plan.keywords,
+        program=plan.program,
+        extra=plan.extra,
     )
 
 
@@ -189,7 +204,7 @@ def _all_gpus(context: LaunchCommandContext) -> Mapping[str, str]:
     return {} if context.gpu_ids else _visible_gpus(context)
 
 
-_ADDRESSES = frozenset({"model", "host", "port", "extra"})
+_ADDRESSES = frozenset({"model", "host", "port", "program", "extra"})
 _RANKS = frozenset({"nnodes", "node_rank", "master_addr", "master_port", "headless"})
 
 
@@ -255,6 +270,8 @@ def inference_engine(
     server_groups: Sequence[ServerGroup] = (ServerGroup(),),
     num_gpus_per_node: int = 8,
     name: str | None = None,
+    program: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> tuple[CommandWorkerSpec, ...]:
     """Specs of the engines that serve one model.
 
@@ -264,6 +281,9 @@ def inference_engine(
         server_groups: one pool each. A `placeholder` becomes a pool that holds its GPUs and starts nothing.
         num_gpus_per_node: GPUs of one machine; an engine with more takes several workers.
         name: part of the pools' names; the model's last path component by default.
+        program: the command's first words, where the engine is not on PATH or is called otherwise: the default is
+            `PROGRAMS[engine]`.
+        env: environment of the engines, on top of the launcher's.
 
     Raises:
         ValueError: a group does not fit; names it.
@@ -272,6 +292,11 @@ def inference_engine(
         raise ValueError(f"no engine {engine!r}; there are: {', '.join(_ENGINES)}")
     if not model:
         raise ValueError("model is empty: give a hub id, a directory or a file")
+    if program is not None and (isinstance(program, str) or not program):
+        raise ValueError(f"{model}: program is a list of words, as in {list(_commands.PROGRAMS[engine])}")
+    if "CUDA_VISIBLE_DEVICES" in (env or {}):
+        raise ValueError(f"{model}: env cannot set CUDA_VISIBLE_DEVICES, GPUs are handed out; see `gpus` of the fleet")
+    words = _commands.PROGRAMS[engine] if program is None else tuple(program)
     if num_gpus_per_node < 1:
         raise ValueError(f"num_gpus_per_node is {num_gpus_per_node}; it must be at least 1")
     if not server_groups:
@@ -286,13 +311,21 @@ def inference_engine(
     for index, group in enumerate(server_groups):
         pool = f"inference-engine-{label}" + (f"-{index}-{group.worker_type}" if len(server_groups) > 1 else "")
         try:
-            specs.append(_spec(pool, engine, model, group, num_gpus_per_node))
+            specs.append(_spec(pool, engine, model, group, num_gpus_per_node, words, dict(env or {})))
         except ValueError as error:
             raise ValueError(f"{engine} {model}, group {index} ({group.worker_type}): {error}") from error
     return tuple(specs)
 
 
-def _spec(pool: str, engine: EngineName, model: str, group: ServerGroup, num_gpus_per_node: int) -> CommandWorkerSpec:
+def _spec(
+    pool: str,
+    engine: EngineName,
+    model: str,
+    group: ServerGroup,
+    num_gpus_per_node: int,
+    program: tuple[str, ...],
+    env: Mapping[str, str],
+) -> CommandWorkerSpec:
     scheduling = group.scheduling(num_gpus_per_node)
     kind = _ENGINES[engine]
     if group.worker_type == "placeholder":
@@ -309,12 +342,12 @@ def _spec(pool: str, engine: EngineName, model: str, group: ServerGroup, num_gpu
             f" {scheduling.num_workers_per_cell} of {num_gpus_per_node} GPUs"
         )
     keywords, extra = _overrides.split(group.overrides, kind.builder, kind.reserved, kind.aliases)
-    plan = _Plan(model, group, scheduling, keywords, extra)
+    plan = _Plan(model, group, scheduling, keywords, extra, program)
     block = kind.rendezvous_block + (int(keywords.get("dp_size", 1)) if kind.rendezvous_block > 1 else 0)
     spec = CommandWorkerSpec(
         name=pool,
         port_infos=_ports(group.worker_type, block),
-        env_var=kind.env,
+        env_var=lambda context: {**env, **kind.env(context)},
         scheduling=scheduling,
         launch_command=lambda context: kind.render(plan, context),
     )

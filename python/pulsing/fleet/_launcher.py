@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pulsing.fleet import _leftovers
 from pulsing.fleet._cell import Backend, CellRun
 from pulsing.fleet._deployment import Deployment
+from pulsing.fleet._join import Onlooker
 from pulsing.fleet._local import LocalBackend
 from pulsing.fleet._status import CellStatus, FleetDir, as_json, new_run_id
 
@@ -109,6 +110,7 @@ class Launcher:
                 # An earlier launcher and its guardians may both have been killed.
                 self.killed_leftovers = await asyncio.to_thread(_leftovers.kill, f"{before['run']}:")
             backend = self._backend = backend_for(self.deployment)
+            onlooker = Onlooker(backend.join_environment())
             layout = await backend.prepare()
             if not layout.cells:
                 raise ValueError(f"fleet {self.deployment.name} starts nothing: all its pools are placeholders")
@@ -124,7 +126,7 @@ class Launcher:
         log_dir = (pathlib.Path(chosen, self.deployment.name) if chosen else self.dir.path / "logs").absolute()
         _rotate(log_dir)
         self._runs = [
-            CellRun(cell, layout, backend, self.run_id, log_dir, self.deployment.keep_generations, self._note)
+            CellRun(cell, layout, backend, self.run_id, log_dir, self.deployment.keep_generations, onlooker, self._note)
             for cell in layout.cells
         ]
         self._write()
@@ -154,7 +156,7 @@ class Launcher:
             )
         for cell in self.cells:
             if cell.state == "failed":
-                raise RuntimeError(f"cell {cell.name}: {cell.reason}")
+                raise RuntimeError("\n  ".join([f"cell {cell.name}: {cell.reason}", *cell.last_words]))
 
     async def stop(self, *, drain: float | None = None, term: float | None = None) -> None:
         """Stops all cells: first those that joined a cluster, so that a Router here can finish their requests.

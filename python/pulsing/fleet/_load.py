@@ -53,6 +53,8 @@ class _EngineSection(_Treated):
     engine: EngineName
     model: str
     name: str | None = None
+    program: list[str] | None = None
+    env: dict[str, str] | None = None
     groups: list[dict[str, Any]] = Field(default=[{}])
 
 
@@ -94,6 +96,8 @@ class _File(_Section):
     num_gpus_per_node: Annotated[int, Field(ge=1)] = 8
     log_dir: str | None = None
     keep_generations: int = 5
+    cluster: str | None = None
+    passphrase_file: str | None = None
     join: _JoinSection | None = None
     restart: dict[str, Any] = Field(default_factory=dict)
     stop: dict[str, Any] = Field(default_factory=dict)
@@ -129,7 +133,7 @@ def load(path: pathlib.Path) -> Deployment:
     if not isinstance(found, dict):
         raise FleetFileError(f"{path}: a fleet is a mapping, as in:\nfleet: NAME\ncommands: [...]")
     try:
-        return _build(_File.model_validate(found))
+        return _build(_File.model_validate(found), path.absolute().parent)
     except ValidationError as error:
         raise FleetFileError(f"{path}:\n{_plainly(error)}") from error
     except ValueError as error:
@@ -152,7 +156,7 @@ def _python(path: pathlib.Path) -> Deployment:
     return found
 
 
-def _build(file: _File) -> Deployment:
+def _build(file: _File, directory: pathlib.Path) -> Deployment:
     pools: list[Pool] = []
     for at, engine in enumerate(file.engines):
         with _named(f"engines.{at}"):
@@ -163,6 +167,8 @@ def _build(file: _File) -> Deployment:
                 server_groups=groups,
                 num_gpus_per_node=file.num_gpus_per_node,
                 name=engine.name,
+                program=engine.program,
+                env=engine.env,
             )
             for group, spec in zip(groups, specs, strict=True):
                 half = group.worker_type in ("prefill", "decode")
@@ -200,6 +206,9 @@ def _build(file: _File) -> Deployment:
         gpus=None if file.gpus is None else tuple(file.gpus),
         log_dir=file.log_dir,
         keep_generations=file.keep_generations,
+        cluster=file.cluster,
+        # Beside the fleet file, wherever the launcher is started.
+        passphrase_file=None if file.passphrase_file is None else str(directory / file.passphrase_file),
     )
 
 

@@ -4,7 +4,9 @@ import os
 import pathlib
 import shutil
 import sys
+from collections.abc import Mapping
 
+from pulsing.fleet._commands import how_to_get
 from pulsing.fleet._deployment import Deployment
 from pulsing.fleet._model import HostAndPort, PortInfo
 from pulsing.fleet._placement import Cell, Command, Layout, Worker, address, local_gpus, place
@@ -33,9 +35,7 @@ class LocalBackend:
             {command.argv[0] for cell in layout.cells for command in layout.commands(cell)} - _found(layout)
         )
         if missing:
-            raise ValueError(
-                f"no program {', '.join(missing)} on PATH: install what provides it, or give its full path"
-            )
+            raise ValueError("\n".join(how_to_get(program) for program in missing))
         return layout
 
     async def refresh(self, cell: Cell) -> bool:
@@ -63,11 +63,14 @@ class LocalBackend:
 
     def environment(self, command: Command) -> dict[str, str]:
         """See `Backend`."""
-        return worker_environment(command)
+        return worker_environment(command, self._deployment.node_settings())
 
     def join_environment(self) -> dict[str, str]:
         """See `Backend`."""
-        return {**os.environ, "PATH": search_path()}
+        env = {**os.environ, "PATH": search_path(), **self._deployment.node_settings()}
+        # One address for several EngineWorkers; theirs are any free ones.
+        env.pop("PULSING_ADDR", None)
+        return env
 
     async def close(self) -> None:
         """See `Backend`."""
@@ -81,8 +84,8 @@ class LocalBackend:
         return HostAndPort(host=self._deployment.host, port=port)
 
 
-def worker_environment(command: Command) -> dict[str, str]:
-    """The launcher's environment, and on top of it what the spec says.
+def worker_environment(command: Command, settings: Mapping[str, str]) -> dict[str, str]:
+    """The launcher's environment, and on top of it the fleet's settings and what the spec says.
 
     A worker with GPUs does not inherit CUDA_VISIBLE_DEVICES: ids are physical ones, and with a mask the engine would
     count from another start.
@@ -91,6 +94,7 @@ def worker_environment(command: Command) -> dict[str, str]:
     if command.worker.gpu_ids:
         env.pop("CUDA_VISIBLE_DEVICES", None)
     env["PATH"] = search_path()
+    env.update(settings)
     env.update(command.env)
     return env
 

@@ -91,7 +91,15 @@ class Layout:
         ready = cell.pool.ready.port
         if cell.pool.join is None or ready is None:
             return None
-        return cell.pool.join.argv(self.context(cell.workers[0]), ready)
+        return cell.pool.join.argv(self.context(cell.workers[0]), ready, cell.pool.stop.drain)
+
+    def join_target(self, cell: Cell) -> tuple[str, str, str] | None:
+        """(seeds, name, url) under which the cluster shows the cell once it has joined; None: it shows nothing."""
+        join, port = cell.pool.join, cell.pool.ready.port
+        if join is None or port is None or not join.observed:
+            return None
+        context = self.context(cell.workers[0])
+        return join.seeds_for(context), join.name, context.own(port).url
 
 
 def place(deployment: Deployment, gpus: Sequence[int] | None) -> Layout:

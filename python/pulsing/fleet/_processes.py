@@ -29,9 +29,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a cell's processes ended: the first of them that did, in words."""
+    """Why a cell's processes ended: the first of them that did, in words, and its order's id if it was one."""
 
     reason: str
+    first: str | None = None
 
 
 class CellProcesses(Protocol):
@@ -87,6 +88,7 @@ class GuardedCell:
         self._join_exits: asyncio.Queue[int] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._first: str | None = None
+        self._first_id: str | None = None
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self, orders: Sequence[Order]) -> dict[str, int]:
@@ -119,7 +121,7 @@ class GuardedCell:
 
     async def gone(self) -> Ending:
         await self._gone.wait()
-        return Ending(self._first or "all its processes ended")
+        return Ending(self._first or "all its processes ended", self._first_id)
 
     async def stop(self, drain: float, term: float) -> None:
         self._send({"op": "stop", "drain": drain, "term": term})
@@ -184,5 +186,5 @@ class GuardedCell:
             if event["commanded"]:
                 return
             self._join_exits.put_nowait(event["code"])
-        elif kind == "exit" and not event["commanded"]:
-            self._first = self._first or words_of_exit(f"worker {event['id']}", event["code"])
+        elif kind == "exit" and not event["commanded"] and self._first is None:
+            self._first, self._first_id = words_of_exit(f"worker {event['id']}", event["code"]), event["id"]

@@ -68,11 +68,12 @@ class RayBackend:
 
     def environment(self, command: Command) -> dict[str, str]:
         """See `Backend`: only what the spec says, the rest is the node's own."""
-        return dict(command.env)
+        return {**self._deployment.node_settings(), **command.env}
 
     def join_environment(self) -> dict[str, str]:
         """See `Backend`."""
-        return {key: value for key, value in os.environ.items() if key.startswith("PULSING_")}
+        own = {key: value for key, value in os.environ.items() if key.startswith("PULSING_") and key != "PULSING_ADDR"}
+        return {**own, **self._deployment.node_settings()}
 
     async def close(self) -> None:
         """See `Backend`."""

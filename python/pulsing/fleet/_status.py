@@ -16,13 +16,18 @@ State = Literal["pending", "starting", "ready", "backoff", "stopping", "stopped"
 
 @dataclass
 class CellStatus:
-    """One cell. `since` is seconds since 1970; `joined` is None for cells that join nothing."""
+    """One cell. `since` is seconds since 1970.
+
+    `joined` is None for cells that join nothing, and True as long as the cluster shows the cell as a ready worker.
+    `last_words` are the last lines in the log of what `reason` speaks of.
+    """
 
     name: str
     state: State = "pending"
     generation: int = 0
     restarts: int = 0
     reason: str = ""
+    last_words: list[str] = field(default_factory=list)
     since: float = field(default_factory=time.time)
     joined: bool | None = None
     pids: dict[str, int] = field(default_factory=dict)

@@ -24,6 +24,9 @@ _log = logging.getLogger("pulsing.serving")
 
 # A refused connection is certain. One late answer is not: the engine's process may just be busy.
 _LATE_ANSWERS = 2
+# While draining, seconds between two looks at the load. An engine's counts may trail what it does by a step.
+_IDLE_LOOK = 0.25
+_IDLE_LOOKS = 2
 # What a server without such an endpoint answers.
 _ABSENT = frozenset({404, 405, 501})
 
@@ -46,6 +49,8 @@ class EngineWorker(Worker):
         capacity: requests the server takes before Routers prefer others.
         probe_interval: seconds between two looks at the server.
         probe_timeout: seconds it may take to answer; twice in a row longer means it is gone.
+        drain_timeout: seconds this worker, when it is stopped, stays until the server has no more requests, told by
+            the server's metrics: for whoever stops the server next. 0: it leaves at once.
     """
 
     engine = "openai"
@@ -58,6 +63,7 @@ class EngineWorker(Worker):
         capacity: int = 256,
         probe_interval: float = 1.0,
         probe_timeout: float = 1.0,
+        drain_timeout: float = 0.0,
     ) -> None:
         for name, value in (("probe_interval", probe_interval), ("probe_timeout", probe_timeout)):
             if not 0.01 <= value <= 60:
@@ -69,7 +75,7 @@ class EngineWorker(Worker):
         self._engine = self._named_engine or "openai"
         self._api_key_file = None if api_key_file is None else Path(api_key_file)
         self._authorization = self._read_key()
-        super().__init__(str(self._url), capacity=capacity, drain_timeout=0)
+        super().__init__(str(self._url), capacity=capacity, drain_timeout=drain_timeout)
         self._interval = probe_interval
         self._timeout = probe_timeout
         self._models: tuple[str, ...] = ()
@@ -102,7 +108,32 @@ class EngineWorker(Worker):
             self._probing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._probing
+        if self.drain_timeout:
+            # Routers choose it no more; what they have there still runs.
+            self._set_state("draining")
+            await self._idle_server()
         await super().on_stop()
+
+    async def _idle_server(self) -> None:
+        """Waits until the server has no more requests, or does not say, or `drain_timeout` is over."""
+        idle = 0
+        try:
+            async with asyncio.timeout(self.drain_timeout):
+                while idle < _IDLE_LOOKS:
+                    await asyncio.sleep(_IDLE_LOOK)
+                    try:
+                        status, body = await self._get("/metrics")
+                    except TimeoutError:
+                        # Busy, not idle.
+                        continue
+                    load = engine_load(body.decode("utf-8", "replace")) if status == 200 else EngineLoad()
+                    if not load.engine:
+                        return
+                    idle = idle + 1 if load.running + load.waiting == 0 else 0
+        except TimeoutError:
+            _log.warning("%s: it still has requests after %g s", self._url, self.drain_timeout)
+        except (OSError, ProbeError) as error:
+            _log.info("%s: it does not say whether it still has requests: %s", self._url, error)
 
     # ---- the worker protocol ------------------------------------------------------------------------------------
 
