@@ -55,10 +55,10 @@ class Fleet:
         words = [*self.words(argv[0]), *argv[1:]]
         return subprocess.run(words, capture_output=True, text=True, timeout=40, check=False, env=self.env(env))
 
-    def up(self, env: dict[str, str] | None = None) -> None:
+    def up(self, *flags: str, env: dict[str, str] | None = None) -> None:
         """Starts `pulsing fleet up` and goes on."""
         with self.said.open("ab") as said:
-            self.launcher = subprocess.Popen(self.words("up"), stdout=said, stderr=said, env=self.env(env))
+            self.launcher = subprocess.Popen([*self.words("up"), *flags], stdout=said, stderr=said, env=self.env(env))
 
     def words(self, command: str) -> list[str]:
         return [sys.executable, "-m", "pulsing.cli", "fleet", command, str(self.file)]

@@ -1,4 +1,4 @@
-"""An engine for tests: answers /health, and misbehaves as its switches say."""
+"""An engine for tests: answers /health, with --model as much as a Router needs, and misbehaves as its switches say."""
 
 import argparse
 import http.server
@@ -18,6 +18,8 @@ parser.add_argument("--silent", action="store_true", help="never answer")
 parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
 parser.add_argument("--children", action="store_true", help="one child in the group, one that left it; both deaf")
 parser.add_argument("--show", nargs="*", default=[], help="print these variables")
+parser.add_argument("--model", help="list this model, answer each chat with this process's id, and show metrics")
+parser.add_argument("--answer_when", help="with --model: answer chats once this file is there")
 parser.add_argument("--events", help="file that is told when SIGTERM comes")
 options = parser.parse_args()
 
@@ -45,11 +47,37 @@ if options.silent:
     time.sleep(600)
 
 
+running = 0
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/health" else 404)
+        if self.path == "/health":
+            self.answer(str(os.getpid()))
+        elif self.path == "/v1/models" and options.model:
+            self.answer(json.dumps({"object": "list", "data": [{"id": options.model, "object": "model"}]}))
+        elif self.path == "/metrics" and options.model:
+            self.answer(f"vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n")
+        else:
+            self.answer("", 404)
+
+    def do_POST(self) -> None:
+        global running  # noqa: PLW0603 - a whole server in a page
+        running += 1
+        self.rfile.read(int(self.headers["content-length"]))
+        while options.answer_when and not pathlib.Path(options.answer_when).exists():
+            time.sleep(0.02)
+        message = {"role": "assistant", "content": str(os.getpid())}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        self.answer(json.dumps({"id": "x", "object": "chat.completion", "model": options.model, "choices": [choice]}))
+        running -= 1
+
+    def answer(self, text: str, status: int = 200) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(str(os.getpid()).encode())
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -109,6 +109,29 @@ def test_llama_cpp() -> None:
     assert "--n-gpu-layers 999" in gpu["inference-engine-m-Q4_K_M/0/0"][0]
 
 
+def test_another_program_and_environment() -> None:
+    module = ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+    line, env = rendered(engine("vllm", program=module, env={"VLLM_CPU_KVCACHE_SPACE": "1"}))["inference-engine-m/0/0"]
+    # Only `serve` takes the model as it is.
+    assert line.startswith("python3 -m vllm.entrypoints.openai.api_server --model org/m --host 127.0.0.1 --port 8000")
+    assert env == {"VLLM_CPU_KVCACHE_SPACE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    heads = {
+        "vllm": "/opt/v/bin/vllm serve org/m --host",
+        "transformers": "/opt/v/bin/vllm serve org/m --host",
+        "sglang": "/opt/v/bin/vllm serve --model-path org/m --host",
+        "llama_cpp": "/opt/v/bin/vllm serve --hf-repo org/m --host",
+    }
+    for name, head in heads.items():
+        spec = engine(name, program=["/opt/v/bin/vllm", "serve"])
+        assert rendered(spec)["inference-engine-m/0/0"][0].startswith(head)
+    with pytest.raises(ValueError, match=r"program is a list of words, as in \['llama-server'\]"):
+        engine("llama_cpp", program=[])
+    with pytest.raises(ValueError, match="env cannot set CUDA_VISIBLE_DEVICES"):
+        engine("vllm", env={"CUDA_VISIBLE_DEVICES": "3"})
+    with pytest.raises(ValueError, match="override 'program' is not possible"):
+        engine("vllm", ServerGroup(overrides={"program": ["x"]}))
+
+
 def halves() -> tuple[CommandWorkerSpec, ...]:
     groups = [
         ServerGroup(worker_type="prefill", num_gpus=2, num_gpus_per_engine=1),
@@ -266,7 +289,10 @@ def test_join_command() -> None:
     chat = Pool(spec=spec, join=Join(seeds="${spec.front.node}", name="w"))
     layout = rendered_statically(Deployment(name="f", pools=(front, chat)))
     assert layout.join_argv(layout.cells[0]) is None
-    assert layout.join_argv(layout.cells[1]) == engine_worker_command("127.0.0.1:9000", "w", "http://127.0.0.1:8001")
+    joining = engine_worker_command("127.0.0.1:9000", "w", "http://127.0.0.1:8001", 60.0)
+    # It has a second for leaving, and drains no longer than any worker does.
+    assert joining[-2:] == ("--drain_timeout", "50")
+    assert layout.join_argv(layout.cells[1]) == joining
 
 
 def test_too_few_gpus() -> None:

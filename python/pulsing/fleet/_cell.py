@@ -20,6 +20,8 @@ from pulsing.fleet._status import CellStatus, State
 _MAX_THEFTS = 3
 # Seconds between two looks at whether the cluster shows a cell.
 _LOOK_EVERY = 0.5
+# Joining takes a moment that nobody needs to be told of.
+_JOINS_WITHIN = 3.0
 
 T = TypeVar("T")
 
@@ -257,10 +259,12 @@ class CellRun:
     async def _look_whether_joined(self) -> None:
         """Keeps `joined` true to what the Routers of the cluster see. Of a command of the user's that is unknown: it
         has joined when it runs."""
+        began = time.monotonic()
         while True:
             target = self._layout.join_target(self.cell)
             problem = None if target is None else await self._onlooker.problem(*target)
-            if (self.status.joined, self.status.reason) != (problem is None, problem or ""):
+            news = problem is None or self.status.joined or time.monotonic() - began > _JOINS_WITHIN
+            if news and (self.status.joined, self.status.reason) != (problem is None, problem or ""):
                 self.status.joined, self.status.reason, self.status.last_words = problem is None, problem or "", []
                 self._changed(self.status)
             await asyncio.sleep(_LOOK_EVERY)

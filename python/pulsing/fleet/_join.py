@@ -112,5 +112,5 @@ def last_words(log: pathlib.Path, lines: int = 8) -> list[str]:
         return []
     # A progress bar draws over itself: what is on the screen in the end counts.
     written = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
-    kept = [line.rstrip() for line in written if line.strip(" \t─│╭╮╰╯❱")]
+    kept = [line.rstrip() for line in written if line.strip(" \t^~─│╭╮╰╯❱")]
     return [line if len(line) <= 300 else f"{line[:299]}…" for line in kept[-lines:]]
