@@ -204,6 +204,28 @@ def test_cancelling_the_caller_cancels_the_handler() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_call_cancelled_before_its_handler_began_leaves_nothing_behind(remote: bool) -> None:
+    async def main() -> None:
+        async with cluster(2) as (here, there):
+            one = await Subject.spawn(system=there, name="one")
+            caller = await here.resolve("one", timeout=5) if remote else one
+            # Whether the cancellation meets the handler before its first step is a matter of the scheduler's: many
+            # pauses between call and cancellation find it.
+            for turns in range(300):
+                task = asyncio.ensure_future(caller.sleep(30))
+                for _ in range(turns % 30 + 1):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert await asyncio.wait_for(caller.add(), 5) == 1
+            cell = there._names["one"]
+            await eventually("no handler runs", lambda: not cell._running and cell._unstarted == 0)
+
+    run(main())
+
+
 def test_a_handler_that_cancels_itself_does_not_cancel_its_caller() -> None:
     async def main() -> None:
         async with local_system() as system:

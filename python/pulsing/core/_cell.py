@@ -8,7 +8,7 @@ import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from pulsing.core._dispatch import MethodSpec, methods_of
 from pulsing.core._errors import refuse_as
 from pulsing.core._ids import ActorId
 from pulsing.core._producers import as_items, stream_type
+from pulsing.core._reply import LocalReply
 from pulsing.core._supervision import RestartBudget, RestartPolicy
 from pulsing.core._threads import run_in_thread
 from pulsing.exceptions import (
@@ -347,12 +348,16 @@ class Cell:
         """The task of an inline method that returned something to wait for or to iterate."""
         await self._guard(d, self._answer(d, result))
 
-    async def _guard(self, d: Delivery, work: Awaitable[None]) -> None:
+    async def _guard(self, d: Delivery, work: Coroutine[Any, Any, None]) -> None:
         self._unstarted -= 1
+        d.begun = True
         self._pump_soon()
         current.set(CallContext(self, d, d.chain, d.deadline, d.trace))
         try:
-            await work
+            if d.state == DONE:
+                work.close()
+            else:
+                await work
         except BaseException as error:  # noqa: BLE001 - as above
             self._raised(d, error)
         finally:
@@ -401,7 +406,9 @@ class Cell:
         if not d.spec.blocking:
             self._leave_exclusive(d)
             self._pump_soon()
-        self.system.counts.streams += 1
+        # Streams to other nodes are counted where they enter and leave the network.
+        local = isinstance(d.reply, LocalReply)
+        self.system.counts.streams += local
         items = as_items(result, self._in_thread_plain if d.spec.blocking else None)
         reply = d.reply
         try:
@@ -409,7 +416,7 @@ class Cell:
             async for item in items:
                 while not reply.try_send(item):
                     await reply.wait_credit()
-                self.system.counts.stream_items += 1
+                self.system.counts.stream_items += local
             reply.end()
         finally:
             await items.aclose()

@@ -40,6 +40,7 @@ class Delivery:
         "_loop",
         "_timer",
         "args",
+        "begun",
         "cancel_reason",
         "cell",
         "chain",
@@ -88,6 +89,8 @@ class Delivery:
         self.state = WAITING
         self.cell: Cell | None = None
         self.task: asyncio.Task[None] | None = None
+        self.begun = False
+        """Whether the task has run its first step."""
         self.cancel_reason: BaseException | None = None
         self.on_end: Callable[[], None] | None = None
         """Called once, when nothing may follow."""
@@ -152,7 +155,9 @@ class Delivery:
         if waiting:
             if self.cell is not None:
                 self.cell.forget(self)
-        elif self.task is not None:
+        elif self.task is not None and self.begun:
+            # Cancelled before its first step a task ends without running any of its code, and would not put the
+            # actor's books in order; it sees by itself that it is too late.
             self.task.cancel()
 
     def abandon(self) -> asyncio.Task[None] | None:

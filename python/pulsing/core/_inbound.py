@@ -154,11 +154,12 @@ class Inlet:
                     _log.exception("%s.on_protocol_call failed", cell.label)
                     RemoteReply(self._bridge, raw).error(error)
             finally:
-                self._bridge.forget(raw.token)
                 if not call.answered:
                     raw.refuse("protocol", f"{cell.label}.on_protocol_call returned without an answer")
 
         task = cell.run_protocol(work)
+        # Not in `work`: cancelled before its first step it runs no line.
+        task.add_done_callback(lambda _: self._bridge.forget(raw.token))
 
         def cancelled(_: Event) -> None:
             task.cancel()
