@@ -1,15 +1,17 @@
 //! The one port of a node: links, membership and observers, told apart by their first byte.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinSet;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::conn::{self, Conn};
 use super::control::{self, ControlEvent};
@@ -22,7 +24,8 @@ use crate::observe::{self, ObserveSource};
 
 /// A connection that says nothing for this long is closed.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections that have not yet shown what they are; beyond, new ones wait in the kernel.
+/// Connections that have not yet shown what they are; beyond, the oldest is closed for each new one, so that silent ones
+/// cannot lock out the cluster.
 const UNKNOWN_LIMIT: usize = 512;
 /// First byte of a TLS record.
 const TLS: u8 = 0x16;
@@ -113,13 +116,33 @@ pub fn bind(addr: SocketAddr) -> Result<TcpListener> {
     })
 }
 
+/// Connections that have not yet shown what they are, oldest first.
+#[derive(Default)]
+struct Unknown(VecDeque<(Known, AbortHandle)>);
+
+/// Set when a connection has shown what it is.
+type Known = Arc<AtomicBool>;
+
+impl Unknown {
+    fn add(&mut self, known: Known, task: AbortHandle) {
+        if self.0.len() >= UNKNOWN_LIMIT {
+            self.0.retain(|(known, task)| !known.load(Relaxed) && !task.is_finished());
+        }
+        if self.0.len() >= UNKNOWN_LIMIT
+            && let Some((_, oldest)) = self.0.pop_front()
+        {
+            oldest.abort();
+        }
+        self.0.push_back((known, task));
+    }
+}
+
 /// Accepts until it is dropped; dropping it closes every accepted connection.
 pub async fn run(listener: TcpListener, config: ListenerConfig) {
-    let unknown = Arc::new(Semaphore::new(UNKNOWN_LIMIT));
+    let mut unknown = Unknown::default();
     let pairing = Arc::new(Pairing::default());
     let mut tasks = JoinSet::new();
     loop {
-        let Ok(permit) = Arc::clone(&unknown).acquire_owned().await else { return };
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -131,12 +154,15 @@ pub async fn run(listener: TcpListener, config: ListenerConfig) {
         };
         while tasks.try_join_next().is_some() {}
         let (config, pairing) = (config.clone(), Arc::clone(&pairing));
-        tasks.spawn(async move {
+        let known = Known::default();
+        let shown = Arc::clone(&known);
+        let task = tasks.spawn(async move {
             conn::prepare(&stream);
             if let Ok(Some(first)) = tokio::time::timeout(FIRST_BYTE_TIMEOUT, first_byte(&stream)).await {
-                route(first, stream, from, config, pairing, permit).await;
+                route(first, stream, from, config, pairing, shown).await;
             }
         });
+        unknown.add(known, task);
     }
 }
 
@@ -151,7 +177,7 @@ async fn route(
     from: SocketAddr,
     config: ListenerConfig,
     pairing: Arc<Pairing>,
-    permit: tokio::sync::OwnedSemaphorePermit,
+    known: Known,
 ) {
     let mut stream = match (&config.link.cred.trust, first) {
         (Trust::Tls(tls), TLS) => {
@@ -190,7 +216,7 @@ async fn route(
     let under_tls = matches!(stream, Conn::Tls(_));
     let mut stream = Replay { first: under_tls.then_some(first), inner: stream };
     if first != MAGIC[0] {
-        drop(permit);
+        known.store(true, Relaxed);
         if let Some(source) = config.observe {
             observe::serve(stream, source).await;
         }
@@ -209,7 +235,7 @@ async fn route(
             return;
         }
     };
-    drop(permit);
+    known.store(true, Relaxed);
     let stream = stream.inner;
     match accepted.lane {
         Lane::Control => control::serve(accepted.peer, stream, config.events, config.link).await,
@@ -219,5 +245,29 @@ async fn route(
                 let _ = config.events.send(ControlEvent::Ended(accepted.peer.node, LinkEnd::Broken));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_oldest_silent_connection_makes_room_and_no_other() {
+        let mut unknown = Unknown::default();
+        let mut tasks = JoinSet::new();
+        let mut add = |shown: bool| {
+            let known = Arc::new(AtomicBool::new(shown));
+            let task = tasks.spawn(std::future::pending::<()>());
+            unknown.add(known, task.clone());
+            task
+        };
+        let mut proven: Vec<_> = (0..10).map(|_| add(true)).collect();
+        let mut silent: Vec<_> = (0..UNKNOWN_LIMIT + 5).map(|_| add(false)).collect();
+        proven.push(add(true));
+        tokio::task::yield_now().await;
+        let kept = silent.split_off(6);
+        assert!(silent.iter().all(AbortHandle::is_finished), "the six oldest have gone");
+        assert!(!kept.iter().chain(&proven).any(AbortHandle::is_finished), "who came later, or is known, stays");
     }
 }
