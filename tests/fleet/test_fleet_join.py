@@ -76,6 +76,24 @@ def test_a_secret_reaches_router_and_engine_workers(fleet: Fleet, how: str) -> N
     assert fleet.processes() == []
 
 
+def test_another_secret_is_told_in_the_engine_workers_words(fleet: Fleet, tmp_path: pathlib.Path) -> None:
+    (fleet.directory / "secret").write_text("one")
+    fleet.write(routers=[router()], passphrase_file="secret")
+    fleet.up()
+    seed = fleet.wait("front/0")["addrs"]["0"]["node"]
+    (tmp_path / "other").mkdir()
+    other = Fleet(tmp_path / "other")
+    (other.directory / "secret").write_text("two")
+    other.write(engine("--model", "m", join={"seeds": seed}), passphrase_file="secret")
+    other.up()
+    try:
+        until(lambda: "it belongs to another cluster" in other.said.read_text(), "the reason is shown")
+        assert other.cell("chat/0")["joined"] is False
+        assert "chat/0 g1 ready not joined: join process exited with 1" in other.said.read_text()
+    finally:
+        other.close()
+
+
 def test_a_secret_that_is_not_there_is_told_before_anything_starts(fleet: Fleet) -> None:
     fleet.write(engine("--model", "m", join=JOIN), routers=[router()], passphrase_file="none")
     refused = fleet.run("up")
