@@ -249,6 +249,9 @@ def test_waiting_for_seeds_says_so_and_ends_on_a_signal(start: Callable[..., Nod
         seed = f"127.0.0.1:{taken.getsockname()[1]}"
         node = start("cli_actors.Named", "--addr", "127.0.0.1:0", "--seeds", seed)
         node.until(f"waiting for seeds {seed}")
+        # Once; from then on the runtime tells every 5 s, with the reason.
+        node.until(rf"WARN .*still waiting for the cluster after 5 s: {seed} \(.*refused")
+        assert node.seen.count("waiting for seeds") == 1
         node.process.send_signal(signal.SIGTERM)
         assert node.end()[:2] == (0, "")
 
@@ -300,7 +303,7 @@ def test_a_cluster_with_a_secret(start: Callable[..., Node], pulsing: Pulsing, t
         ((), "--passphrase-file"),
     ]:
         refused = pulsing("inspect", "cluster", "--seeds", addr, *argv)
-        assert (refused.code, refused.out) == (1, "")
+        assert (refused.code, refused.out) == (2, "")
         assert words in refused.err
         code, out, err = start("cli_actors.Named", "--seeds", addr, "--name", "stranger", *argv).end()
         assert (code, out) == (1, "")

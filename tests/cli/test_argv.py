@@ -5,7 +5,7 @@ import typer
 
 from pulsing.cli._argv import normalise, split
 from pulsing.cli._errors import MisuseError
-from pulsing.cli._inspect import with_port
+from pulsing.cli._inspect_source import with_port
 from pulsing.cli.main import app
 
 COMMAND = typer.main.get_command(app)

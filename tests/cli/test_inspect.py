@@ -1,7 +1,8 @@
-"""`pulsing inspect` shows what nodes answer; when they do not, it says so, exits 1, and prints nothing on stdout."""
+"""`pulsing inspect` shows what nodes answer; when they do not it says so, exits 1 or 2, and stdout stays empty."""
 
 import http.server
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,7 +52,7 @@ class Node:
 def nodes() -> Iterator[tuple[Node, Node]]:
     """Two nodes of one cluster: the first has the Router and an internal actor, the second the Worker."""
     one, two = Node(), Node()
-    gone = {"node_id": "d" * 32, "addr": "127.0.0.1:1", "state": "down", "me": False}
+    gone = {"node_id": "d" * 32, "addr": "127.0.0.1:1", "state": "left", "me": False}
     one.documents = {
         "/cluster/members": [one.member(me=True), two.member(me=False), gone],
         "/actors": {
@@ -94,10 +95,10 @@ Pulsing = Callable[..., Any]
 def test_cluster(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
     done = pulsing("inspect", "cluster", "--seeds", f"127.0.0.1:1,{nodes[0].addr}")
     assert done.code == 0
-    assert "3 nodes (2 alive, 1 down)" in done.out
+    assert "3 nodes (2 alive, 1 left)" in done.out
     assert nodes[1].addr in done.out
     listing = json.loads(pulsing("inspect", "cluster", "--seeds", nodes[0].addr, "--json-output").out)
-    assert [member["state"] for member in listing] == ["alive", "alive", "down"]
+    assert [member["state"] for member in listing] == ["alive", "alive", "left"]
 
 
 def test_actors_of_one_node(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
@@ -119,11 +120,47 @@ def test_actors_of_all_nodes_are_told_by_their_own(pulsing: Pulsing, nodes: tupl
     assert "... and 1 more" in cut.out
 
 
+def test_names_with_their_instances_and_nodes(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
+    for at in range(6):
+        more = {**WORKER, "actor_id": f"{at:032x}", "node_id": f"{at:032x}", "addr": f"10.0.0.{at}:8000"}
+        nodes[0].documents["/actors"]["cluster"].append(more)
+    shown = pulsing("inspect", "actors", "--seeds", nodes[0].addr)
+    assert shown.code == 0
+    assert "8 actors under 2 names" in shown.out
+    worker = next(line for line in shown.out.splitlines() if line.startswith("worker"))
+    assert re.split(r"  +", worker)[1:4] == ["7", "6 loading, 1 ready", "pulsing.serving.TransformersWorker"]
+    assert worker.endswith("10.0.0.4:8000 and 2 more")
+
+
 def test_metrics(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
     values = json.loads(pulsing("inspect", "metrics", "--seeds", nodes[0].addr, "--json_output").out)
     assert values[nodes[1].addr] == {"pulsing_actors": 2.0, 'pulsing_cluster_members{state="alive"}': 3.0}
     assert "# HELP" in pulsing("inspect", "metrics", "--seeds", nodes[0].addr, "--raw").out
-    assert "pulsing_actors" in pulsing("inspect", "metrics", "--seeds", nodes[0].addr).out
+    whole = pulsing("inspect", "metrics", "--seeds", nodes[0].addr)
+    assert whole.out == f"# Node {nodes[0].addr}\n{METRICS}# Node {nodes[1].addr}\n{METRICS}"
+
+
+def test_key_figures_hold_what_a_router_counts(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    router = one.documents["/actors"]["cluster"][0]
+    router["node_id"] = one.documents["/cluster/members"][0]["node_id"]
+    # A Router that listens on every interface is asked at its node's host; here the other node plays its HTTP server.
+    router["metadata"] = {"kind": "router", "http": f"0.0.0.0:{two.server.server_port}"}
+    two.documents["/metrics"] = (
+        METRICS + 'pulsing_router_in_flight 0\npulsing_router_requests_total{route="chat",status="200"} 4\n'
+        'pulsing_router_requests_total{route="models",status="200"} 9\n'
+    )
+    done = pulsing("inspect", "metrics", "--seeds", one.addr, "--raw", "False")
+    assert (done.code, done.err) == (0, "")
+    header, first, second = (re.split(r"  +", line) for line in done.out.splitlines())
+    assert [header[at] for at in (0, 2, 8, 9)] == ["Node", "Actors", "Members", "Requests"]
+    assert [first[at] for at in (0, 8, 9)] == [one.addr, "3 alive, 3 alive", "4"]
+    assert [second[at] for at in (0, 8, 9)] == [two.addr, "3 alive", "4"]
+    router["metadata"]["http"] = "127.0.0.1:1"
+    hidden = pulsing("inspect", "metrics", "--seeds", one.addr, "--raw=false")
+    assert hidden.code == 0
+    assert "the requests of a Router are not shown: cannot connect to 127.0.0.1:1" in hidden.err
+    assert re.search(rf"^{one.addr} .* -$", hidden.out, re.MULTILINE)
 
 
 def test_watch_prints_differences(pulsing: Pulsing, nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,27 +174,68 @@ def test_watch_prints_differences(pulsing: Pulsing, nodes: tuple[Node, Node], mo
     assert "- node 127.0.0.1:1" in done.out
 
 
+def test_watch_of_counters(pulsing: Pulsing, nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(_: float) -> None:
+        nodes[1].documents["/metrics"] = METRICS.replace("} 2", "} 5")
+
+    monkeypatch.setattr("pulsing.cli._inspect.time.sleep", later)
+    done = pulsing("inspect", "watch", "--seeds", nodes[0].addr, "--max-rounds=2", "--kind", "metrics")
+    assert done.code == 0
+    changes = [line for line in done.out.splitlines() if line[9] in "+-~"]
+    assert [line[9:] for line in changes] == [f"~ metrics {nodes[1].addr} actors: 2 -> 5"]
+
+
+def test_watch_ends_at_a_node_that_fails(
+    pulsing: Pulsing, nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspect = nodes[1].member(me=False, state="suspect")
+
+    def later(_: float) -> None:
+        nodes[0].documents["/cluster/members"] = [nodes[0].member(me=True), suspect]
+        nodes[1].documents.clear()
+
+    monkeypatch.setattr("pulsing.cli._inspect.time.sleep", later)
+    before = dict(nodes[1].documents)
+    done = pulsing("inspect", "watch", "--seeds", nodes[0].addr, "--max_rounds", "3")
+    assert done.code == 1
+    assert f"{nodes[1].addr} answers 404" in done.err
+    assert "alive -> suspect" in done.out
+    nodes[1].documents.update(before)
+    nodes[0].documents["/cluster/members"] = [nodes[0].member(me=True), nodes[1].member(me=False)]
+    effort = pulsing("inspect", "watch", "--seeds", nodes[0].addr, "--max_rounds", "3", "--best_effort")
+    assert effort.code == 1
+    assert f"{nodes[1].addr} answers 404" in effort.err
+    assert f"- metrics {nodes[1].addr} actors: 2" in effort.out
+
+
 def test_a_silent_member_is_a_failure_unless_asked_otherwise(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
     lost = {"node_id": "e" * 32, "addr": "127.0.0.1:1", "state": "alive", "me": False}
     nodes[0].documents["/cluster/members"] = [nodes[0].member(me=True), lost]
     done = pulsing("inspect", "actors", "--seeds", nodes[0].addr)
     assert (done.code, done.out) == (1, "")
-    assert "1 of 2 nodes do not answer" in done.err
+    assert "1 of 2 nodes does not answer" in done.err
     effort = pulsing("inspect", "actors", "--seeds", nodes[0].addr, "--best_effort")
-    assert effort.code == 0
+    assert effort.code == 1
     assert "my-llm" in effort.out
     assert "127.0.0.1:1" in effort.err
+    rows = pulsing("inspect", "actors", "--seeds", nodes[0].addr, "--best-effort=True", "--json")
+    assert rows.code == 1
+    assert "my-llm" in [row["name"] for row in json.loads(rows.out)]
 
 
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["inspect", "cluster", "--seeds", "127.0.0.1:1"], 1, "cannot connect to 127.0.0.1:1"),
+        (["inspect", "cluster", "--seeds", "127.0.0.1:1"], 2, "cannot connect to 127.0.0.1:1"),
+        (["inspect", "actors", "--endpoint", "127.0.0.1:1"], 2, "cannot connect to 127.0.0.1:1"),
+        (["inspect", "actors", "--seeds", "127.0.0.1:1"], 2, "cannot connect to 127.0.0.1:1"),
+        (["inspect", "metrics", "--seeds", "127.0.0.1:1", "--best_effort"], 2, "cannot connect to 127.0.0.1:1"),
+        (["inspect", "watch", "--seeds", "127.0.0.1:1"], 2, "cannot connect to 127.0.0.1:1"),
         (["inspect", "cluster"], 2, "give --seeds"),
         (["inspect", "cluster", "--seeds", ","], 2, "give --seeds"),
         (["inspect", "actors"], 2, "give --endpoint"),
         (["inspect", "actors", "--endpoint", "a", "--seeds", "b"], 2, "not both"),
-        (["inspect", "watch", "--seeds", "a", "--kind", "metrics"], 2, "all, cluster or actors"),
+        (["inspect", "watch", "--seeds", "a", "--kind", "nodes"], 2, "cluster, actors, metrics or all"),
         (["inspect", "actors", "--endpoint", "127.0.0.1:1", "--timeout", "x"], 2, "--timeout"),
         (["inspect"], 2, "a command is missing"),
         (["inspect", "nodes"], 2, "Commands: cluster"),
@@ -172,11 +250,11 @@ def test_failures(pulsing: Pulsing, argv: list[str], code: int, words: str) -> N
 def test_something_else_behind_the_port(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
     nodes[0].documents["/cluster/members"] = "<html>"
     done = pulsing("inspect", "cluster", "--seeds", nodes[0].addr)
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2, "")
     assert "does not answer as a Pulsing node" in done.err
     nodes[0].documents.clear()
     done = pulsing("inspect", "cluster", "--seeds", nodes[0].addr)
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2, "")
     assert "answers 404" in done.err
 
 

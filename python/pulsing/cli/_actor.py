@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_NAME = "worker"
 # What requests in progress get to finish after the first signal; a second signal ends them.
 _GRACE = 30.0
-_SAY_EVERY = 5.0
+_FIRST_HINT = 1.0
 _LOOK_EVERY = 0.5
 
 
@@ -135,23 +135,16 @@ async def _start(
 
 @asynccontextmanager
 async def _telling_what_it_waits_for(seeds: Sequence[str], say: Callable[[str], None]) -> AsyncIterator[None]:
-    async def tell() -> None:
-        waited = 0.0
-        while True:
-            # The first time early: somebody may look at the terminal.
-            pause = 1.0 if not waited else _SAY_EVERY
-            await asyncio.sleep(pause)
-            waited += pause
-            say(f"waiting for seeds {', '.join(seeds)} ({waited:.0f} s)")
-
-    telling = asyncio.ensure_future(tell()) if seeds else None
+    """Tells it once, early: somebody may look at the terminal. Every 5 s the runtime says why it still waits."""
+    telling = None
+    if seeds:
+        loop = asyncio.get_running_loop()
+        telling = loop.call_later(_FIRST_HINT, say, f"waiting for seeds {', '.join(seeds)}")
     try:
         yield
     finally:
         if telling is not None:
             telling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await telling
 
 
 def _first_signal(say: Callable[[str], None]) -> asyncio.Future[int]:

@@ -1,4 +1,4 @@
-"""The two ways a command fails."""
+"""The ways a command fails."""
 
 import difflib
 from collections.abc import Iterable
@@ -20,6 +20,12 @@ class FailureError(CliError):
     """The command was understood and could not be carried out."""
 
     exit_code = 1
+
+
+class UnreachableError(CliError):
+    """Nobody is there who could be asked."""
+
+    exit_code = 2
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

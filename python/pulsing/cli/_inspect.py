@@ -2,92 +2,19 @@
 
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from typer import echo
 
-from pulsing.cli._errors import FailureError, MisuseError
-from pulsing.cli._settings import read_passphrase
+from pulsing.cli._errors import FailureError, MisuseError, UnreachableError
+from pulsing.cli._inspect_metrics import gather
+from pulsing.cli._inspect_source import Source
 
-DEFAULT_PORT = 8000
-_LONGEST = 86400  # seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Whom to ask: `endpoint` is one node, `seeds` lead to all of them. `timeout` in seconds, for each node.
-
-    With a `passphrase_file`, over the TLS of the cluster of this name.
-    """
-
-    seeds: str | None
-    timeout: float
-    best_effort: bool = False
-    endpoint: str | None = None
-    passphrase_file: str | None = None
-    cluster: str = "default"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.timeout <= _LONGEST:
-            raise MisuseError(f"--timeout is a number of seconds above 0 and up to {_LONGEST}, not {self.timeout:g}.")
-
-    def fetch(self, addrs: Sequence[str], path: str) -> list["Answer"]:
-        """GETs `path` from all `addrs` at once."""
-        from pulsing._core import observe_get
-
-        passphrase = read_passphrase(self.passphrase_file) if self.passphrase_file else None
-        answers = []
-        found = observe_get(list(addrs), path, self.timeout, passphrase, self.cluster)
-        for addr, (status, body, error) in zip(addrs, found, strict=True):
-            refusal = f"{addr} answers {status} to {path}: {body[:200]}" if status != 200 else None
-            answers.append(Answer(addr, body, error or refusal))
-        return answers
-
-    def first(self) -> list[str]:
-        """Addresses from the command line."""
-        text = self.endpoint or self.seeds or ""
-        addrs = [with_port(part.strip()) for part in text.split(",") if part.strip()]
-        if not addrs:
-            raise MisuseError("whom to ask is missing: give --seeds HOST:PORT.")
-        return addrs
-
-    def ask(self, path: str) -> tuple[str, Any]:
-        """(address, JSON) of the first node that answers.
-
-        Raises:
-            FailureError: none does; says why for each.
-        """
-        reasons = []
-        for addr in self.first():
-            answer = self.fetch([addr], path)[0]
-            if answer.error is None:
-                return addr, answer.json()
-            reasons.append(answer.error)
-        raise FailureError("no node answers:\n" + "\n".join(f"  {reason}" for reason in reasons) + HINT)
-
-    def ask_all(self, path: str) -> list["Answer"]:
-        """What every member of the cluster that is not known to be gone answers.
-
-        Raises:
-            FailureError: no seed answers, or some member does not and `best_effort` is off.
-        """
-        asked, members = self.ask("/cluster/members")
-        addrs = [
-            asked if member["me"] else member["addr"] for member in members if member["state"] in ("alive", "suspect")
-        ]
-        answers = self.fetch(addrs, path)
-        failed = [answer.error for answer in answers if answer.error is not None]
-        if failed:
-            text = "\n".join(f"  {reason}" for reason in failed)
-            if not self.best_effort or len(failed) == len(answers):
-                raise FailureError(
-                    f"{len(failed)} of {len(answers)} nodes do not answer (--best_effort shows the others):\n{text}"
-                )
-            sys.stderr.write(f"Warning: {len(failed)} of {len(answers)} nodes do not answer:\n{text}\n")
-        return [answer for answer in answers if answer.error is None]
+KINDS = ("cluster", "actors", "metrics", "all")
+# Nodes named in one row; the others are counted.
+_NODES_SHOWN = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,36 +34,9 @@ class View:
         return self.filter is None or self.filter.lower() in text
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What one node said, or why it said nothing."""
-
-    addr: str
-    body: str
-    error: str | None
-
-    def json(self) -> Any:
-        try:
-            return json.loads(self.body)
-        except json.JSONDecodeError as error:
-            raise FailureError(f"{self.addr} does not answer as a Pulsing node: {error}") from None
-
-
-HINT = "\nIs the node running, is this its --addr, and was it started without --no_observe?"
-
-
-def with_port(addr: str) -> str:
-    """`addr` with port 8000 if it names none. IPv6 literals may stand with or without brackets."""
-    if addr.startswith("["):
-        return addr if "]:" in addr else f"{addr}:{DEFAULT_PORT}"
-    if addr.count(":") > 1:
-        return f"[{addr}]:{DEFAULT_PORT}"
-    return addr if ":" in addr else f"{addr}:{DEFAULT_PORT}"
-
-
 def cluster(source: Source, json_output: bool) -> None:
     """Prints the members."""
-    addr, members = source.ask("/cluster/members")
+    addr, members = source.members()
     if json_output:
         _print_json(members)
         return
@@ -151,7 +51,7 @@ def cluster(source: Source, json_output: bool) -> None:
 
 
 def actors(source: Source, view: View) -> None:
-    """Prints the actors of one node, or of all."""
+    """Prints the actors of one node, or the names of all and where their instances are."""
     if source.endpoint and source.seeds:
         raise MisuseError("give --endpoint (one node) or --seeds (all nodes), not both.")
     if not source.endpoint and not source.seeds:
@@ -167,11 +67,19 @@ def actors(source: Source, view: View) -> None:
         rows = _merge(bodies)
         title = f"Actors of {_plural(len(bodies), 'node')}"
     rows = [row for row in rows if view.keeps(row)]
-    shown = rows[: view.top]
     if view.json_output:
-        _print_json(shown)
-        return
-    echo(f"{title}: {_plural(len(rows), 'actor')} under {_plural(len({row['name'] for row in rows}), 'name')}")
+        _print_json(rows[: view.top])
+    else:
+        echo(f"{title}: {_plural(len(rows), 'actor')} under {_plural(len({row['name'] for row in rows}), 'name')}")
+        by_name = bool(source.seeds) and not view.detailed
+        header, table = _names(rows) if by_name else _instances(rows, view.detailed)
+        _table(header, table[: view.top])
+        if view.top is not None and len(table) > view.top:
+            echo(f"... and {len(table) - view.top} more")
+    source.close()
+
+
+def _instances(rows: Sequence[dict[str, Any]], detailed: bool) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     header: tuple[str, ...] = ("Name", "Class", "Address", "State", "Model")
     table: list[tuple[str, ...]] = [
         (
@@ -181,70 +89,129 @@ def actors(source: Source, view: View) -> None:
             row["metadata"].get("state", "-"),
             row["metadata"].get("model", "-"),
         )
-        for row in shown
+        for row in rows
     ]
-    if view.detailed:
+    if detailed:
         header = (*header, "Actor ID", "Metadata")
         table = [
             (*line, row["actor_id"], " ".join(f"{k}={v}" for k, v in sorted(row["metadata"].items())))
-            for line, row in zip(table, shown, strict=True)
+            for line, row in zip(table, rows, strict=True)
         ]
-    _table(header, table)
-    if len(shown) < len(rows):
-        echo(f"... and {len(rows) - len(shown)} more")
+    return header, table
+
+
+def _names(rows: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    named: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        named.setdefault(row["name"] or "-", []).append(row)
+    table = []
+    for name, group in named.items():
+        nodes = list(dict.fromkeys(row["addr"] for row in group))
+        more = f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else ""
+        table.append(
+            (
+                name,
+                str(len(group)),
+                _counted(row["metadata"]["state"] for row in group if "state" in row["metadata"]) or "-",
+                ", ".join(sorted({row["class"] for row in group})),
+                ", ".join(nodes[:_NODES_SHOWN]) + more,
+            )
+        )
+    return ("Name", "Instances", "State", "Class", "Nodes"), table
 
 
 def metrics(source: Source, raw: bool, json_output: bool) -> None:
     """Prints the counters of every node."""
-    answers = source.ask_all("/metrics")
+    nodes = gather(source)
     if json_output:
-        _print_json({answer.addr: dict(_samples(answer.body)) for answer in answers})
-        return
-    for answer in answers:
-        echo(f"== {answer.addr}")
-        if raw:
-            echo(answer.body, nl=False)
-            continue
-        _table(("Metric", "Value"), [(name, f"{value:g}") for name, value in _samples(answer.body)])
+        _print_json({node.addr: node.series() for node in nodes})
+    elif raw:
+        for node in nodes:
+            # A comment, so that the whole is still what Prometheus reads.
+            echo(f"# Node {node.addr}")
+            echo(node.text, nl=False)
+    else:
+        figures = [node.figures() for node in nodes]
+        _table(
+            ("Node", "Uptime", *(name.capitalize() for name in figures[0])),
+            [
+                (node.addr, f"{node.uptime():.0f} s", *values.values())
+                for node, values in zip(nodes, figures, strict=True)
+            ],
+        )
+    source.close()
 
 
 def watch(source: Source, interval: float, kind: str, max_rounds: int | None) -> None:
     """Prints differences between two looks, until Ctrl-C or `max_rounds`."""
-    if kind not in ("all", "cluster", "actors"):
-        raise MisuseError(f"--kind is all, cluster or actors, not {kind!r}.")
+    if kind not in KINDS:
+        raise MisuseError(f"--kind is {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {kind!r}.")
     before: dict[str, str] | None = None
     rounds = 0
     while max_rounds is None or rounds < max_rounds:
         if rounds:
             time.sleep(interval)
         rounds += 1
-        now = _state(source, kind)
-        stamp = time.strftime("%H:%M:%S")
-        if before is None:
-            for key, value in sorted(now.items()):
-                echo(f"{stamp}   {key}: {value}")
-        else:
-            for key in sorted(before.keys() | now.keys()):
-                old, new = before.get(key), now.get(key)
-                if old != new:
-                    sign = "+" if old is None else "-" if new is None else "~"
-                    change = str(new if old is None else old) if old is None or new is None else f"{old} -> {new}"
-                    echo(f"{stamp} {sign} {key}: {change}")
+        now: dict[str, str] = {}
+        try:
+            for part in KINDS[:-1]:
+                if kind in (part, "all"):
+                    now.update(_PARTS[part](source))
+        except UnreachableError as error:
+            if before is None:
+                raise
+            raise FailureError(str(error)) from None
+        except FailureError:
+            # A change of the membership may well be the reason: it is shown before the end.
+            _print_changes(before, {**(before or {}), **now})
+            raise
+        _print_changes(before, now)
         before = now
+    source.close()
 
 
-def _state(source: Source, kind: str) -> dict[str, str]:
-    state: dict[str, str] = {}
-    if kind in ("all", "cluster"):
-        for member in source.ask("/cluster/members")[1]:
-            state[f"node {member['addr']} {member['node_id'][:8]}"] = member["state"]
-    if kind in ("all", "actors"):
-        for row in _merge([source.ask("/actors")[1]]):
-            if not row["internal"]:
-                state[f"actor {row['name'] or '-'} {row['actor_id'][:8]} at {row['addr']}"] = row["metadata"].get(
-                    "state", "running"
-                )
-    return state
+def _print_changes(before: dict[str, str] | None, now: dict[str, str]) -> None:
+    stamp = time.strftime("%H:%M:%S")
+    if before is None:
+        for key, value in now.items():
+            echo(f"{stamp}   {key}: {value}")
+        return
+    for key in {**before, **now}:
+        old, new = before.get(key), now.get(key)
+        if old is None:
+            echo(f"{stamp} + {key}: {new}")
+        elif new is None:
+            echo(f"{stamp} - {key}: {old}")
+        elif old != new:
+            echo(f"{stamp} ~ {key}: {old} -> {new}")
+
+
+def _watch_cluster(source: Source) -> dict[str, str]:
+    _, members = source.members()
+    if source.best_effort:
+        # The seed may be the one that goes.
+        source.others[:] = [member["addr"] for member in members if member["state"] == "alive"]
+    return {
+        f"node {member['addr']} {member['node_id'][:8]}": member["state"]
+        for member in sorted(members, key=lambda member: str(member["addr"]))
+    }
+
+
+def _watch_actors(source: Source) -> dict[str, str]:
+    return {
+        f"actor {row['name'] or '-'} {row['actor_id'][:8]} at {row['addr']}": row["metadata"].get("state", "running")
+        for row in _merge([source.ask("/actors")[1]])
+        if not row["internal"]
+    }
+
+
+def _watch_metrics(source: Source) -> dict[str, str]:
+    # That a node is down is a change to be shown, not an end.
+    nodes = gather(source, down=False)
+    return {f"metrics {node.addr} {name}": value for node in nodes for name, value in node.figures().items()}
+
+
+_PARTS = {"cluster": _watch_cluster, "actors": _watch_actors, "metrics": _watch_metrics}
 
 
 def _merge(bodies: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -258,15 +225,6 @@ def _merge(bodies: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in body["local"]:
             rows[row["actor_id"]] = {**row, "node_id": body["node_id"], "addr": body["addr"]}
     return sorted(rows.values(), key=lambda row: (row["name"] is None, row["name"] or "", row["addr"], row["actor_id"]))
-
-
-def _samples(text: str) -> Iterable[tuple[str, float]]:
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            series, _, value = line.rpartition(" ")
-            name, _, labels = series.partition("{")
-            kept = [label for label in labels.rstrip("}").split(",") if label and not label.startswith("node_id=")]
-            yield (f"{name}{{{','.join(kept)}}}" if kept else name), float(value)
 
 
 def _counted(words: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from pulsing.cli import _argv, _fleet
 from pulsing.cli._errors import CliError, MisuseError
+from pulsing.cli._inspect_source import Source
 
 app = typer.Typer(
     name="pulsing",
@@ -49,7 +50,9 @@ Cluster = Annotated[
 ]
 BestEffort = Annotated[
     bool,
-    typer.Option("--best_effort", help="Show what the reachable nodes say; by default one silent node is a failure."),
+    typer.Option(
+        "--best_effort", help="Show what the others say when a node fails; by default the command ends there."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json_output", "--json", help="Print JSON and nothing else.")]
 
@@ -188,11 +191,11 @@ def inspect_cluster(
 ) -> None:
     from pulsing.cli import _inspect
 
-    _inspect.cluster(_inspect.Source(seeds, timeout, best_effort, None, passphrase_file, cluster), json_output)
+    _inspect.cluster(Source(seeds, timeout, best_effort, None, passphrase_file, cluster), json_output)
 
 
 @inspect_app.command(
-    "actors", help="Actors of one node and the names it knows (--endpoint), or of all nodes (--seeds)."
+    "actors", help="Actors of one node and those it knows of (--endpoint), or names and their instances (--seeds)."
 )
 def inspect_actors(
     seeds: Seeds = None,
@@ -214,13 +217,15 @@ def inspect_actors(
     from pulsing.cli import _inspect
 
     view = _inspect.View(top, filter_, all_actors, detailed, json_output)
-    _inspect.actors(_inspect.Source(seeds, timeout, best_effort, endpoint, passphrase_file, cluster), view)
+    _inspect.actors(Source(seeds, timeout, best_effort, endpoint, passphrase_file, cluster), view)
 
 
-@inspect_app.command("metrics", help="Counters of every node.")
+@inspect_app.command("metrics", help="Counters of every node, and those of its Routers' HTTP servers.")
 def inspect_metrics(
     seeds: Seeds = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the Prometheus text as it came.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw/--no_raw", help="Print the Prometheus text as it came; false: key figures.")
+    ] = True,
     timeout: Timeout = 10.0,
     passphrase_file: PassphraseFile = None,
     cluster: Cluster = "default",
@@ -229,7 +234,7 @@ def inspect_metrics(
 ) -> None:
     from pulsing.cli import _inspect
 
-    _inspect.metrics(_inspect.Source(seeds, timeout, best_effort, None, passphrase_file, cluster), raw, json_output)
+    _inspect.metrics(Source(seeds, timeout, best_effort, None, passphrase_file, cluster), raw, json_output)
 
 
 @inspect_app.command("watch", help="Print what changes in the cluster until Ctrl-C.")
@@ -238,15 +243,16 @@ def inspect_watch(
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.05, help="Time between two looks.")
     ] = 1.0,
-    kind: Annotated[str, typer.Option("--kind", help="all, cluster or actors.")] = "all",
+    kind: Annotated[str, typer.Option("--kind", help="cluster, actors, metrics or all.")] = "all",
     max_rounds: Annotated[int | None, typer.Option("--max_rounds", min=1, help="Stop after this many looks.")] = None,
     timeout: Timeout = 10.0,
     passphrase_file: PassphraseFile = None,
     cluster: Cluster = "default",
+    best_effort: BestEffort = False,
 ) -> None:
     from pulsing.cli import _inspect
 
-    _inspect.watch(_inspect.Source(seeds, timeout, True, None, passphrase_file, cluster), interval, kind, max_rounds)
+    _inspect.watch(Source(seeds, timeout, best_effort, None, passphrase_file, cluster), interval, kind, max_rounds)
 
 
 @app.command(
@@ -371,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv: arguments without the program's name; None takes the process's own.
 
     Raises:
-        SystemExit: always; 0 done, 1 failure, 2 misuse, 130 interrupted.
+        SystemExit: always; 0 done, 1 failure, 2 misuse or nobody there to inspect, 130 interrupted.
     """
     global _constructor_tokens
     try:

@@ -37,6 +37,8 @@ SERVICE_NAME = "system/python_actor_service"
 
 STOP_GRACE = 5.0
 """Seconds running handlers get when their actor is stopped."""
+_FLUSH_EVERY = 0.5
+"""Seconds by which `/metrics` may lag behind what happened in Python."""
 
 _STATUS = {"alive": "Alive", "suspect": "Suspect", "down": "Dead", "left": "Left"}
 
@@ -136,6 +138,7 @@ class ActorSystem:
         from pulsing.core._service import PythonActorService
 
         await system.spawn(PythonActorService(system), name=SERVICE_NAME, public=True, _internal=True)
+        system._keep_counting()
         return system
 
     async def shutdown(self, grace: float = STOP_GRACE) -> None:
@@ -537,6 +540,12 @@ class ActorSystem:
         from pulsing.core._pickle import dumps, loads
 
         return loads(*dumps(value), self)
+
+    def _keep_counting(self) -> None:
+        # Observers are answered outside Python and cannot ask for it.
+        if not self.is_shut_down:
+            self.flush_counts()
+            self.loop.call_later(_FLUSH_EVERY, self._keep_counting)
 
     def flush_counts(self) -> None:
         """Tells the node's metrics what happened in Python."""

@@ -1,0 +1,157 @@
+"""Whom `pulsing inspect` asks, and what became of it."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pulsing.cli._errors import FailureError, MisuseError, UnreachableError
+from pulsing.cli._settings import read_passphrase
+
+DEFAULT_PORT = 8000
+HINT = "\nIs the node running, is this its --addr, and was it started without --no_observe?"
+_LONGEST = 86400  # seconds
+# Of several seeds one that hangs must not cost the whole timeout when another answers at once. Seconds.
+_FIRST_LOOK = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one node said, or why it said nothing."""
+
+    addr: str
+    body: str
+    error: str | None
+    node_id: str = ""
+
+    def json(self) -> Any:
+        try:
+            return json.loads(self.body)
+        except json.JSONDecodeError as error:
+            raise FailureError(f"{self.addr} does not answer as a Pulsing node: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Whom to ask: `endpoint` is one node, `seeds` lead to all of them. `timeout` in seconds, for each node.
+
+    With a `passphrase_file`, over the TLS of the cluster of this name. With `best_effort`, nodes that fail are kept in
+    `failures` and the others are shown; `close` tells of them.
+    """
+
+    seeds: str | None
+    timeout: float
+    best_effort: bool = False
+    endpoint: str | None = None
+    passphrase_file: str | None = None
+    cluster: str = "default"
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Address -> why it did not answer."""
+    others: list[str] = dataclasses.field(default_factory=list)
+    """Addresses to ask when no seed answers any more."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout <= _LONGEST:
+            raise MisuseError(f"--timeout is a number of seconds above 0 and up to {_LONGEST}, not {self.timeout:g}.")
+
+    def fetch(
+        self, addrs: Sequence[str], path: str, limit: float | None = None, *, plain: bool = False
+    ) -> list[Answer]:
+        """GETs `path` from all `addrs` at once, each within `limit` seconds; `plain` is without the cluster's TLS."""
+        from pulsing._core import observe_get
+
+        passphrase = read_passphrase(self.passphrase_file) if self.passphrase_file and not plain else None
+        answers = []
+        found = observe_get(list(addrs), path, limit or self.timeout, passphrase, self.cluster)
+        for addr, (status, body, error) in zip(addrs, found, strict=True):
+            refusal = f"{addr} answers {status} to {path}: {body[:200]}" if status != 200 else None
+            answers.append(Answer(addr, body, error or refusal))
+        return answers
+
+    def first(self) -> list[str]:
+        """Addresses from the command line."""
+        text = self.endpoint or self.seeds or ""
+        addrs = [with_port(part.strip()) for part in text.split(",") if part.strip()]
+        if not addrs:
+            raise MisuseError("whom to ask is missing: give --seeds HOST:PORT.")
+        return addrs
+
+    def ask(self, path: str) -> tuple[str, Any]:
+        """(address, JSON) of the first node that answers.
+
+        Raises:
+            UnreachableError: none does; says why for each.
+        """
+        addrs = list(dict.fromkeys([*self.first(), *self.others]))
+        answers: list[Answer] = []
+        if len(addrs) > 1 and self.timeout > _FIRST_LOOK:
+            answers = self.fetch(addrs, path, _FIRST_LOOK)
+        if all(answer.error for answer in answers):
+            answers = self.fetch(addrs, path)
+        reasons = []
+        for answer in answers:
+            try:
+                if answer.error is None:
+                    return answer.addr, answer.json()
+                reasons.append(answer.error)
+            except FailureError as error:
+                reasons.append(str(error))
+        raise UnreachableError("no node answers:\n" + "\n".join(f"  {reason}" for reason in reasons) + HINT)
+
+    def members(self) -> tuple[str, list[dict[str, Any]]]:
+        """(who says so, the members)."""
+        asked, members = self.ask("/cluster/members")
+        return asked, members
+
+    def ask_all(self, path: str, *, down: bool = True) -> list[Answer]:
+        """What every member of the cluster answers, but for those that have left.
+
+        Args:
+            path: what to GET.
+            down: ask members too that are known to be down; the cluster lists them for a minute.
+
+        Raises:
+            UnreachableError: no seed can be reached.
+            FailureError: some member does not answer and `best_effort` is off, or none does.
+        """
+        asked, members = self.members()
+        states = ("down", "suspect", "alive") if down else ("suspect", "alive")
+        nodes = {
+            asked if member["me"] else member["addr"]: member["node_id"]
+            # The last one of an address counts: where a node was started again, that is the living one.
+            for state in states
+            for member in members
+            if member["state"] == state
+        }
+        answers = [dataclasses.replace(answer, node_id=nodes[answer.addr]) for answer in self.fetch(list(nodes), path)]
+        failed = {answer.addr: answer.error for answer in answers if answer.error is not None}
+        if failed and (not self.best_effort or len(failed) == len(answers)):
+            raise FailureError(
+                _told(failed, len(answers)) + ("" if self.best_effort else "\n--best_effort shows the others.")
+            )
+        self.failures.update(failed)
+        return [answer for answer in answers if answer.error is None]
+
+    def close(self) -> None:
+        """To be called when everything is shown.
+
+        Raises:
+            FailureError: nodes failed meanwhile.
+        """
+        if self.failures:
+            raise FailureError(_told(self.failures))
+
+
+def with_port(addr: str) -> str:
+    """`addr` with port 8000 if it names none. IPv6 literals may stand with or without brackets."""
+    if addr.startswith("["):
+        return addr if "]:" in addr else f"{addr}:{DEFAULT_PORT}"
+    if addr.count(":") > 1:
+        return f"[{addr}]:{DEFAULT_PORT}"
+    return addr if ":" in addr else f"{addr}:{DEFAULT_PORT}"
+
+
+def _told(failed: dict[str, str], asked: int | None = None) -> str:
+    count = f"{len(failed)} of {asked} nodes" if asked else "1 node" if len(failed) == 1 else f"{len(failed)} nodes"
+    verb = "does" if len(failed) == 1 else "do"
+    return f"{count} {verb} not answer:\n" + "\n".join(f"  {reason}" for reason in failed.values())
