@@ -104,7 +104,7 @@ def _names(rows: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[
     named: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         named.setdefault(row["name"] or "-", []).append(row)
-    table = []
+    table: list[tuple[str, ...]] = []
     for name, group in named.items():
         nodes = list(dict.fromkeys(row["addr"] for row in group))
         more = f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else ""
