@@ -244,6 +244,9 @@ def test_a_cluster_with_a_secret(pulsing: Pulsing, start: Callable[..., list[Nod
         refused = pulsing("inspect", *argv)
         assert (refused.code, refused.out) == (2, "")
         assert "--passphrase-file" in refused.err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PULSING_PASSPHRASE", "correct horse")
+        assert states(pulsing, seed)[seed] == "alive"
     for options in (["--passphrase_file", str(wrong)], ["--passphrase_file", str(secret), "--cluster", "other"]):
         refused = pulsing("inspect", "cluster", "--seeds", seed, *options)
         assert (refused.code, refused.out) == (2, "")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pulsing.cli._errors import CliError, FailureError, MisuseError
-from pulsing.cli._settings import SETTINGS, resolve
+from pulsing.cli._settings import SETTINGS, passphrase, resolve
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -49,6 +49,20 @@ def test_refusals(
     with pytest.raises(kind) as refused:
         resolve(flags, str(file), {})
     assert words in str(refused.value)
+
+
+def test_the_secret_comes_from_a_file_or_from_its_variable(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("of the file\n")
+    environ = {"PULSING_PASSPHRASE": "of the variable"}
+    assert passphrase(None, {}) is None
+    assert passphrase(None, {"PULSING_PASSPHRASE": ""}) is None
+    assert passphrase(None, environ) == "of the variable"
+    assert passphrase(str(file), environ) == "of the file"
+    with pytest.raises(MisuseError) as refused:
+        resolve({"insecure": True}, None, environ)
+    assert "PULSING_PASSPHRASE and --insecure exclude each other" in str(refused.value)
+    assert "of the variable" not in str(refused.value)
 
 
 def test_the_reference_page_is_the_table() -> None:

@@ -102,8 +102,7 @@ async def _start(
     from pulsing.core import ActorClass
     from pulsing.exceptions import ConfigError, InvalidNameError, PulsingError
 
-    file = settings["passphrase_file"]
-    passphrase = _settings.read_passphrase(file) if file else None
+    passphrase = _settings.passphrase(settings["passphrase_file"])
     try:
         async with _telling_what_it_waits_for(settings["seeds"], say):
             system = await pul.init(

@@ -220,7 +220,7 @@ def down(
     place = _dir(deployment, state_dir)
     snapshot = place.read()
     if snapshot is None or not place.running():
-        killed = _leftovers.kill(f"{snapshot['run']}:") if snapshot is not None else []
+        killed = _leftovers.kill(f"{snapshot['run']}:", _leftovers.logs_of(snapshot)) if snapshot is not None else []
         _err(
             f"fleet {deployment.name} does not run"
             + (f"; killed {len(killed)} processes it left behind" if killed else "")
@@ -237,7 +237,7 @@ def down(
                 f"fleet {deployment.name} still runs, launched by pid {snapshot['pid']}; see pulsing fleet ps"
             )
         time.sleep(0.05)
-    left = _leftovers.find(f"{snapshot['run']}:")
+    left = _leftovers.find(f"{snapshot['run']}:", _leftovers.logs_of(snapshot))
     if left:
         raise FailureError(f"fleet {deployment.name}: processes are left: {', '.join(map(str, left))}")
     _err(f"fleet {deployment.name} is down")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pulsing.cli._errors import FailureError, MisuseError, UnreachableError
-from pulsing.cli._settings import read_passphrase
+from pulsing.cli._settings import passphrase
 
 DEFAULT_PORT = 8000
 HINT = "\nIs the node running, is this its --addr, and was it started without --no_observe?"
@@ -35,8 +35,8 @@ class Answer:
 class Source:
     """Whom to ask: `endpoint` is one node, `seeds` lead to all of them. `timeout` in seconds, for each node.
 
-    With a `passphrase_file`, over the TLS of the cluster of this name. With `best_effort`, nodes that fail are kept in
-    `failures` and the others are shown; `close` tells of them.
+    With a secret (`passphrase_file`, or `PULSING_PASSPHRASE`), over the TLS of the cluster of this name. With
+    `best_effort`, nodes that fail are kept in `failures` and the others are shown; `close` tells of them.
     """
 
     seeds: str | None
@@ -60,9 +60,9 @@ class Source:
         """GETs `path` from all `addrs` at once, each within `limit` seconds; `plain` is without the cluster's TLS."""
         from pulsing._core import observe_get
 
-        passphrase = read_passphrase(self.passphrase_file) if self.passphrase_file and not plain else None
+        secret = None if plain else passphrase(self.passphrase_file)
         answers = []
-        found = observe_get(list(addrs), path, limit or self.timeout, passphrase, self.cluster)
+        found = observe_get(list(addrs), path, limit or self.timeout, secret, self.cluster)
         for addr, (status, body, error) in zip(addrs, found, strict=True):
             refusal = f"{addr} answers {status} to {path}: {body[:200]}" if status != 200 else None
             answers.append(Answer(addr, body, error or refusal))

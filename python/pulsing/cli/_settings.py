@@ -28,6 +28,9 @@ class Setting:
         return f"PULSING_{self.name.upper()}"
 
 
+PASSPHRASE = "PULSING_PASSPHRASE"
+"""The secret itself, for those who cannot hand over a file. No flag and no key: others could read those."""
+
 LogLevel = Literal["error", "warn", "info", "debug", "trace"]
 LogFormat = Literal["text", "json"]
 
@@ -88,12 +91,21 @@ def resolve(
         raise MisuseError(
             f"join_timeout is a number of seconds, 0 or more (0: for ever), not {values['join_timeout']:g}."
         )
-    if values["insecure"] and values["passphrase_file"]:
-        raise MisuseError(
-            "--passphrase_file and --insecure exclude each other: a cluster has a secret, or it has none."
-        )
+    secret = "--passphrase_file" if values["passphrase_file"] else PASSPHRASE if environ.get(PASSPHRASE) else None
+    if values["insecure"] and secret:
+        raise MisuseError(f"{secret} and --insecure exclude each other: a cluster has a secret, or it has none.")
     values["seeds"] = [seed for seed in values["seeds"] if seed]
     return values
+
+
+def passphrase(file: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The cluster's secret: what stands in `file`, else in `PULSING_PASSPHRASE`; None where there is neither.
+
+    Raises:
+        FailureError: the file cannot be read.
+        MisuseError: there is nothing in it.
+    """
+    return read_passphrase(file) if file else environ.get(PASSPHRASE, "").strip() or None
 
 
 def read_passphrase(path: str) -> str:

@@ -50,12 +50,11 @@ class Onlooker:
             ValueError: the secret cannot be read; says why.
         """
         from pulsing.cli._errors import CliError
-        from pulsing.cli._settings import read_passphrase, resolve
+        from pulsing.cli._settings import passphrase, resolve
 
         try:
             settings = resolve({}, None, environ)
-            file = settings["passphrase_file"]
-            self._passphrase = None if file is None else read_passphrase(file)
+            self._passphrase = passphrase(settings["passphrase_file"], environ)
         except CliError as error:
             raise ValueError(f"the fleet's nodes could not start: {error}") from error
         self._cluster = str(settings["cluster"])
