@@ -366,6 +366,32 @@ async fn shutdown_lets_a_stream_finish_and_takes_nobody_new() {
 }
 
 #[tokio::test]
+async fn what_outlasts_the_grace_period_ends_with_an_error() {
+    let cluster = FakeCluster::new();
+    let worker = cluster.worker(|ask| async move {
+        let cancel = ask.responder.cancel_signal().clone();
+        let stream = ask.responder.stream();
+        send(&stream, vec![text("x")]).await;
+        until("cancelled", || cancel.is_cancelled()).await;
+    });
+    let gateway = cluster.gateway(|_| {}).await;
+    let mut streamed = Client::connect(&gateway).await;
+    streamed.post("/v1/chat/completions", STREAM).await;
+    streamed.head().await;
+    streamed.chunk().await.unwrap();
+    let mut whole = Client::connect(&gateway).await;
+    whole.post("/v1/chat/completions", CHAT).await;
+    until("both are on the worker", || worker.asked() == 2).await;
+    let closing = tokio::spawn(async move { gateway.shutdown(Duration::from_millis(50)).await });
+    let last = String::from_utf8(streamed.chunk().await.unwrap()).unwrap();
+    assert!(last.starts_with("data: {\"error\":") && last.contains("draining"), "{last}");
+    assert!(streamed.chunk().await.is_none(), "the body must not end as if it were whole");
+    let refused = whole.response(true).await;
+    assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("draining")));
+    closing.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_taken_port_is_an_error_that_names_it() {
     let cluster = FakeCluster::new();
     let gateway = cluster.gateway(|_| {}).await;

@@ -34,6 +34,8 @@ pub(crate) struct EventStream {
     deadline: Instant,
     limit: Duration,
     tracker: Tracker,
+    /// Ready when the gateway waits no longer.
+    cut: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 enum State {
@@ -52,6 +54,7 @@ impl EventStream {
         limit: Duration,
         tracker: Tracker,
     ) -> Self {
+        let cut = Box::pin(tracker.cut());
         Self {
             source,
             writer,
@@ -64,6 +67,7 @@ impl EventStream {
             deadline,
             limit,
             tracker,
+            cut,
         }
     }
 
@@ -110,6 +114,9 @@ impl EventStream {
 
     /// Takes what is there.
     fn fill(&mut self, out: &mut Vec<u8>, cx: &mut Context<'_>) -> Result<(), ApiError> {
+        if self.cut.as_mut().poll(cx).is_ready() {
+            return Err(ApiError::draining());
+        }
         if Instant::now() >= self.deadline {
             return Err(ApiError::deadline(self.limit.as_secs_f64()));
         }

@@ -17,6 +17,8 @@ use tokio::task::JoinSet;
 use super::{Core, routes};
 use crate::config::GatewayError;
 
+/// What clients get to read their last error in, at the end of the grace period.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Connections the kernel holds for us until they are accepted.
 const BACKLOG: u32 = 4096;
 
@@ -74,6 +76,9 @@ pub(super) async fn serve(listener: TcpListener, core: Arc<Core>, grace: watch::
     let drained = tokio::time::timeout(grace, async { while connections.join_next().await.is_some() {} }).await;
     if drained.is_err() {
         tracing::warn!(cut = connections.len(), "connections were still busy at the end of the grace period");
+        core.cutting.send_replace(true);
+        let all = async { while connections.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(LAST_WORDS, all).await;
     }
 }
 

@@ -32,6 +32,19 @@ pub(crate) struct Core {
     /// Unix time in seconds.
     started: u64,
     closing: watch::Sender<bool>,
+    /// The grace period is over: what still runs ends with an error.
+    cutting: watch::Sender<bool>,
+}
+
+impl Core {
+    /// Returns when the grace period is over.
+    fn cut(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut cutting = self.cutting.subscribe();
+        async move {
+            // The sender goes with the gateway, and then nobody waits here.
+            let _ = cutting.wait_for(|cutting| *cutting).await;
+        }
+    }
 }
 
 /// A running gateway. Dropping it stops it at once; [`shutdown`](Self::shutdown) lets requests finish.
@@ -78,7 +91,13 @@ impl Gateway {
         let policy = config.policy.build();
         let placement = Arc::new(Placement { cluster, pool, policy, config, metrics: Metrics::default() });
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let core = Arc::new(Core { placement, in_flight: Arc::default(), started, closing: watch::Sender::new(false) });
+        let core = Arc::new(Core {
+            placement,
+            in_flight: Arc::default(),
+            started,
+            closing: watch::Sender::new(false),
+            cutting: watch::Sender::new(false),
+        });
         let grace = watch::Sender::new(Duration::ZERO);
         let server = tokio::spawn(listen::serve(listener, Arc::clone(&core), grace.subscribe()));
         tracing::info!(%addr, model = %core.placement.config.model_name, worker_name = %core.placement.config.worker_name, "router listens");

@@ -197,7 +197,12 @@ async fn generate(
 ) -> Result<Response<Body>, ApiError> {
     let route = if api == Api::Chat { Route::Chat } else { Route::Completions };
     let mut tracker = Tracker::admit(core, route)?;
-    match run(core, api, request, request_id, &mut tracker).await {
+    let outcome = tokio::select! {
+        biased;
+        outcome = run(core, api, request, request_id, &mut tracker) => outcome,
+        () = core.cut() => Err(ApiError::draining()),
+    };
+    match outcome {
         Ok(Outcome::Whole(body)) => Ok(respond::json(200, body)),
         Ok(Outcome::Passed(head, body)) => Ok(respond::passed(head, body)),
         Ok(Outcome::Stream(pending, head)) => {

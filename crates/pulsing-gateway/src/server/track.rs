@@ -42,6 +42,10 @@ impl Tracker {
         tracker.over = true;
         Err(ApiError::overloaded(limit))
     }
+    /// Returns when the gateway waits no longer.
+    pub(super) fn cut(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.core.cut()
+    }
     /// The first piece of the answer is here.
     pub(super) fn first_token(&mut self) {
         if !self.first_token {
