@@ -17,6 +17,7 @@ parser.add_argument("--exit", type=int, help="end at once with this code")
 parser.add_argument("--silent", action="store_true", help="never answer")
 parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
 parser.add_argument("--children", action="store_true", help="one child in the group, one that left it; both deaf")
+parser.add_argument("--nameless", help="one child without an environment; its pid goes into this file")
 parser.add_argument("--show", nargs="*", default=[], help="print these variables")
 parser.add_argument("--model", help="list this model, answer each chat with this process's id, and show metrics")
 parser.add_argument("--answer_when", help="with --model: answer chats once this file is there")
@@ -30,6 +31,10 @@ sys.stderr.flush()
 if options.exit is not None:
     sys.exit(options.exit)
 SLEEP = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
+if options.nameless:
+    # So looks a process that has renamed itself over its environment.
+    child = subprocess.Popen([sys.executable, "-c", SLEEP], env={}, start_new_session=True)
+    pathlib.Path(options.nameless).write_text(str(child.pid))
 if options.children:
     subprocess.Popen([sys.executable, "-c", SLEEP])
     subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)

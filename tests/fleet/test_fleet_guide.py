@@ -11,7 +11,9 @@ from fleet_support import Fleet
 from pulsing.fleet import load
 from pulsing.fleet._placement import rendered_statically
 
-GUIDE = (pathlib.Path(__file__).parents[2] / "docs" / "guides" / "fleet.md").read_text()
+ROOT = pathlib.Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guides" / "fleet.md").read_text()
+EXAMPLE = (ROOT / "examples" / "fleet.yaml").read_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -19,7 +21,8 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "suffix"), [*((one, ".yaml") for one in blocks("yaml")), *((one, ".py") for one in blocks("python"))]
+    ("text", "suffix"),
+    [(EXAMPLE, ".yaml"), *((one, ".yaml") for one in blocks("yaml")), *((one, ".py") for one in blocks("python"))],
 )
 def test_every_file_of_the_guide_renders(tmp_path: pathlib.Path, text: str, suffix: str) -> None:
     path = tmp_path / f"fleet{suffix}"

@@ -99,10 +99,12 @@ def guardians_of(launcher: int) -> list[int]:
 
 
 def test_a_killed_guardian_leaves_nothing_and_the_cell_comes_back(fleet: Fleet) -> None:
-    fleet.write(engine("--deaf", "--children"), stop={"term": 0.5})
+    nameless = fleet.directory / "nameless"
+    fleet.write(engine("--deaf", "--children", "--nameless", str(nameless)), stop={"term": 0.5})
     fleet.up()
     fleet.wait("chat/0")
-    old = fleet.processes()
+    old = [*fleet.processes(), int(nameless.read_text())]
+    assert len(set(old)) == 4
     assert fleet.launcher is not None
     (guardian,) = guardians_of(fleet.launcher.pid)
     os.kill(guardian, signal.SIGKILL)
@@ -112,9 +114,11 @@ def test_a_killed_guardian_leaves_nothing_and_the_cell_comes_back(fleet: Fleet) 
 
 
 def test_the_next_start_finds_what_guardian_and_launcher_left(fleet: Fleet) -> None:
-    fleet.write(engine("--deaf", "--children"), stop={"term": 0.5})
+    nameless = fleet.directory / "nameless"
+    fleet.write(engine("--deaf", "--children", "--nameless", str(nameless)), stop={"term": 0.5})
     fleet.up()
     fleet.wait("chat/0")
+    hidden = int(nameless.read_text())
     assert fleet.launcher is not None
     (guardian,) = guardians_of(fleet.launcher.pid)
     old = fleet.processes()
@@ -127,8 +131,9 @@ def test_the_next_start_finds_what_guardian_and_launcher_left(fleet: Fleet) -> N
     main = fleet.cell("chat/0")["pids"]["0"]
     until(lambda: not alive(main), "the worker is gone")
     assert len(fleet.processes()) == len(old) - 1
+    assert alive(hidden)
     fleet.up()
-    until(lambda: not [pid for pid in old if alive(pid)], "the old run's processes are gone")
+    until(lambda: not [pid for pid in (*old, hidden) if alive(pid)], "the old run's processes are gone")
     fleet.wait("chat/0")
     until(lambda: "an earlier run left behind" in fleet.said.read_text(), "it says so")
 

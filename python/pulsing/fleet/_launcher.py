@@ -108,7 +108,9 @@ class Launcher:
         try:
             if before is not None and isinstance(before.get("run"), str):
                 # An earlier launcher and its guardians may both have been killed.
-                self.killed_leftovers = await asyncio.to_thread(_leftovers.kill, f"{before['run']}:")
+                self.killed_leftovers = await asyncio.to_thread(
+                    _leftovers.kill, f"{before['run']}:", _leftovers.logs_of(before)
+                )
             backend = self._backend = backend_for(self.deployment)
             onlooker = Onlooker(backend.join_environment())
             layout = await backend.prepare()

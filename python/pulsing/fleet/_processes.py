@@ -84,6 +84,7 @@ class GuardedCell:
         self._mark = mark
         self._crash_term = crash_term
         self._process: asyncio.subprocess.Process | None = None
+        self._logs: set[str] = set()
         self._started: dict[str, asyncio.Future[int]] = {}
         self._join_exits: asyncio.Queue[int] = asyncio.Queue()
         self._gone = asyncio.Event()
@@ -133,6 +134,7 @@ class GuardedCell:
             future.set_exception(RuntimeError("the cell is gone"))
             return future
         self._started[order.id] = future
+        self._logs.add(order.log)
         self._send(
             {
                 "op": "start",
@@ -165,7 +167,7 @@ class GuardedCell:
         if not orderly:
             # The guardian itself was killed: its direct children died with it, the rest is found by its mark.
             self._first = self._first or "its guardian was killed"
-            await asyncio.to_thread(_leftovers.kill, self._mark)
+            await asyncio.to_thread(_leftovers.kill, self._mark, self._logs)
         self._gone.set()
         for future in self._started.values():
             if not future.done():
