@@ -157,13 +157,15 @@ def main() -> None:
     ]:
         house = House(tokens)
         text = body(stream=stream, size=size)
-        for connections in (1, 64):
-            for path, port, router, backend in house.paths():
-                cells = measure(port, router, text, connections, options.seconds, options.rounds)
-                rss = f"{router.rss_mb():.0f}" if router else "-"
-                row = [label, str(connections), path, *cells, f"{rss}, {backend.rss_mb():.0f}"]
-                print("|", " | ".join(row), "|", flush=True)
-        house.stop()
+        try:
+            for connections in (1, 64):
+                for path, port, router, backend in house.paths():
+                    cells = measure(port, router, text, connections, options.seconds, options.rounds)
+                    rss = f"{router.rss_mb():.0f}" if router else "-"
+                    row = [label, str(connections), path, *cells, f"{rss}, {backend.rss_mb():.0f}"]
+                    print("|", " | ".join(row), "|", flush=True)
+        finally:
+            house.stop()
 
 
 if __name__ == "__main__":
