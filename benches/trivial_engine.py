@@ -47,7 +47,7 @@ class Engine(asyncio.Protocol):
             body, self.data = self.data[end + 4 : whole], self.data[whole:]
             if head.startswith(b"get"):
                 self.transport.write(LIST)
-            elif b'"stream":true' in body:
+            elif b'"stream":true' in body or b'"stream": true' in body:
                 self.task = asyncio.ensure_future(self.stream())
             else:
                 self.transport.write(PLAIN)
