@@ -37,6 +37,9 @@ def test_defaults_are_the_table() -> None:
         ({"log_level": "loud"}, "", MisuseError, "--log_level: 'loud' is none of error|warn|info|debug|trace"),
         ({"join_timeout": "soon"}, "", MisuseError, "--join_timeout: 'soon' is not a float"),
         ({"join_timeout": "-1"}, "", MisuseError, "0 or more"),
+        ({"seeds": ""}, "", MisuseError, "--seeds '' names no node"),
+        ({"seeds": ",,"}, "", MisuseError, "names no node"),
+        ({"cluster": " "}, "", MisuseError, "--cluster is empty"),
         ({}, None, FailureError, "cannot read --config"),
     ],
 )

@@ -223,6 +223,7 @@ async fn names_are_claimed_and_freed() {
     eventually("the name is free", Duration::from_secs(1), || a.instances("x").is_empty()).await;
     a.spawn(Echo, named("x")).await.unwrap();
     assert!(matches!(a.spawn(Echo, named("a b")).await, Err(Error::InvalidName { .. })));
+    assert!(matches!(a.resolve("", None, Duration::from_secs(9)).await, Err(Error::InvalidName { .. })));
     let error = a.resolve("y", None, Duration::from_millis(20)).await.unwrap_err();
     assert!(error.to_string().contains("names that exist: x"), "{error}");
 }

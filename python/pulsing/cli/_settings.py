@@ -94,7 +94,15 @@ def resolve(
     secret = "--passphrase_file" if values["passphrase_file"] else PASSPHRASE if environ.get(PASSPHRASE) else None
     if values["insecure"] and secret:
         raise MisuseError(f"{secret} and --insecure exclude each other: a cluster has a secret, or it has none.")
-    values["seeds"] = [seed for seed in values["seeds"] if seed]
+    given = values["seeds"]
+    values["seeds"] = [seed for seed in given if seed]
+    # An unset variable in a script must not start a second cluster in silence.
+    if flags.get("seeds") is not None and not values["seeds"]:
+        raise MisuseError(
+            f"--seeds {flags['seeds']!r} names no node: give host:port, or leave --seeds out for a first node."
+        )
+    if not values["cluster"].strip():
+        raise MisuseError("--cluster is empty: give the cluster's name, or leave it out for 'default'.")
     return values
 
 

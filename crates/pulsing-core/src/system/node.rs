@@ -81,6 +81,9 @@ impl System {
     /// # Errors
     /// `Bind`, `InvalidAddress`, `Config`, `JoinFailed`, or `Refused` when a seed says why it will not have us.
     pub async fn start(config: SystemConfig) -> Result<Self> {
+        if config.cluster.trim().is_empty() {
+            return Err(Error::Config("the cluster's name is empty".to_owned()));
+        }
         let binding = address::choose(&config).await?;
         let trust = match &config.security {
             Security::Local => Trust::Secret(Secret::load(config.secret_file.as_deref())?),
@@ -293,8 +296,9 @@ impl System {
     /// One instance of `name`, waiting up to `timeout` for it to appear (R10). Among several: round robin, local or not.
     ///
     /// # Errors
-    /// `NameNotFound` with the names that exist.
+    /// `NameNotFound` with the names that exist; `InvalidName` for what cannot be one.
     pub async fn resolve(&self, name: &str, node: Option<NodeId>, timeout: Duration) -> Result<Instance> {
+        check_name(name)?;
         let mut changes = self.changes();
         let deadline = tokio::time::Instant::now() + timeout;
         loop {
