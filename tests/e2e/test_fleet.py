@@ -19,9 +19,7 @@ import pytest
 from terminals import ROOT, free_ports, get_json
 
 sys.path.append(str(ROOT / "tests" / "fleet"))
-sys.path.append(str(ROOT / "tests" / "serving"))
 from fleet_support import Fleet, alive, port_of, until
-from models import tiny_gpt2
 
 CELLS = ("inference-engine-tiny/0", "inference-engine-tiny/1")
 # As a module: its program is not on PATH in every environment that has the package.
@@ -32,14 +30,6 @@ ENGINE = {
 }
 FAST = {"restart": {"backoff": 0.2, "jitter": 0.0}, "stop": {"drain": 10.0, "term": 20.0}}
 MESSAGES = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A random model that answers chats: what is shown here is independent of what it says."""
-    folder = tiny_gpt2(tmp_path_factory.mktemp("model") / "tiny", positions=2048)
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    return folder
 
 
 def written(folder: pathlib.Path, **file: Any) -> Fleet:

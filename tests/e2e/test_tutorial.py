@@ -4,11 +4,15 @@ import concurrent.futures
 import json
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 
 import openai
 import pytest
 from terminals import ROOT, Readme, Shell, get_json, wait_for
+
+sys.path.append(str(ROOT / "tests" / "bench"))
+from bench_module import with_module
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 
@@ -47,6 +51,48 @@ def test_inspect_shows_the_router_and_the_workers(tutorial: Shell, readme: Readm
     assert "4 nodes (4 alive)" in members.stdout
     listing = json.loads(tutorial.run(f"{actors} --json_output").stdout)
     assert {row["name"] for row in listing} >= {"my-llm", "worker"}
+
+
+def test_the_inspect_commands(tutorial: Shell, readme: Readme) -> None:
+    cluster, actors, rows, metrics, watch = (tutorial.run(line) for line in readme.lines("^pulsing", mark="inspect"))
+    for shown in (cluster, actors, rows, metrics, watch):
+        assert (shown.returncode, shown.stderr) == (0, "")
+    assert "4 nodes (4 alive)" in cluster.stdout
+    assert re.search(r"^worker +3 +3 ready ", actors.stdout, re.MULTILINE), actors.stdout
+    assert [row["metadata"]["state"] for row in json.loads(rows.stdout)] == ["ready"] * 3
+    assert "Requests" in metrics.stdout.splitlines()[0]
+    assert len(metrics.stdout.splitlines()) == 5
+    assert f"node 127.0.0.1:{tutorial.ports[8001]}" in watch.stdout
+
+
+def test_requests_are_counted(tutorial: Shell, client: openai.OpenAI) -> None:
+    def counted() -> int:
+        shown = tutorial.run("pulsing inspect metrics --seeds 127.0.0.1:8000 --raw False").stdout
+        (row,) = (line for line in shown.splitlines() if line.startswith(f"127.0.0.1:{tutorial.ports[8000]} "))
+        return int(row.split()[-1])
+
+    before = counted()
+    for _ in range(3):
+        client.chat.completions.create(model="gpt2", messages=MESSAGES, max_tokens=2)
+    wait_for("three more requests", lambda: counted() == before + 3, 10)
+
+
+def test_bench(tutorial: Shell, readme: Readme, tmp_path: pathlib.Path) -> None:
+    """The README's line needs minutes; with less load the same in seconds."""
+    build, line = readme.lines("", mark="bench")
+    # `make bench-layout` runs the line that builds; what it names must be there.
+    assert (ROOT / build.split()[-1]).is_file()
+    short = "--duration 3s --warmup 1s --max_vus 2 --input_tokens 8 --output_tokens 4"
+    before, tutorial.env = tutorial.env, with_module(tutorial.env, tmp_path)
+    try:
+        table = tutorial.run(f"{line} {short}")
+        report = tutorial.run(f"{line} {short} --json")
+    finally:
+        tutorial.env = before
+    assert table.returncode == 0, table.stderr
+    assert "ttft" in table.stdout.lower()
+    assert report.returncode == 0, report.stderr
+    json.loads(report.stdout)
 
 
 def test_curl_plain_and_streamed(tutorial: Shell, readme: Readme) -> None:

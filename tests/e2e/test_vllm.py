@@ -9,20 +9,21 @@ from collections.abc import Callable, Iterator
 import openai
 import psutil
 import pytest
-from terminals import ROOT, Shell, get_json, wait_for
+from terminals import ROOT, Readme, Shell, get_json, wait_for
 
 sys.path.append(str(ROOT / "tests" / "serving"))
 import vllm_kit
 
 WORKER = "pulsing actor pulsing.serving.VllmWorker --addr 127.0.0.1:8002 --seeds 127.0.0.1:8000 --name worker --"
+MODEL_OF_README = "Qwen/Qwen2.5-0.5B"
 ENGINE = "--model $MODEL --dtype bfloat16 --enforce_eager --max_model_len 1k --max_num_seqs 4 --seed 0"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 LONG = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def shell(terminals: Callable[[], Shell], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A Router and one VllmWorker."""
+def shell(terminals: Callable[[], Shell], tmp_path_factory: pytest.TempPathFactory, readme: Readme) -> Iterator[Shell]:
+    """A Router and one VllmWorker: the README's, with a small model and what a small CPU needs."""
     folder = tmp_path_factory.mktemp("model") / "SmolLM2"
     env = {**os.environ, **vllm_kit.ENVIRONMENT}
     subprocess.run([sys.executable, vllm_kit.__file__, "convert", str(folder)], env=env, check=True)
@@ -33,7 +34,9 @@ def shell(terminals: Callable[[], Shell], tmp_path_factory: pytest.TempPathFacto
         "pulsing actor pulsing.serving.Router --addr 127.0.0.1:8000 -- --http_port 8080 --model_name my-llm "
         "--worker_name worker",
     )
-    shell.start("worker", f"{WORKER} {ENGINE} --role aggregated --max_new_tokens 512")
+    (line,) = readme.lines("^pulsing", mark="vllm")
+    assert line.count(f"--model {MODEL_OF_README} ") == 1
+    shell.start("worker", line.replace(f"--model {MODEL_OF_README}", ENGINE))
     shell.wait_ready(1)
     return shell
 
