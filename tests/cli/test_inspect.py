@@ -147,7 +147,7 @@ def test_key_figures_hold_what_a_router_counts(pulsing: Pulsing, nodes: tuple[No
     # A Router that listens on every interface is asked at its node's host; here the other node plays its HTTP server.
     router["metadata"] = {"kind": "router", "http": f"0.0.0.0:{two.server.server_port}"}
     two.documents["/metrics"] = (
-        METRICS + 'pulsing_router_in_flight 0\npulsing_router_requests_total{route="chat",status="200"} 4\n'
+        METRICS + 'pulsing_router_in_flight 0\npulsing_router_requests_total{route="chat_completions",status="200"} 4\n'
         'pulsing_router_requests_total{route="models",status="200"} 9\n'
     )
     done = pulsing("inspect", "metrics", "--seeds", one.addr, "--raw", "False")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pulsing.cli._inspect_source import Answer, Source
 
-_GENERATE = ("chat", "completions")
+_GENERATE = ("chat_completions", "completions")
 
 
 @dataclasses.dataclass(frozen=True)
