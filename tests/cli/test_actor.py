@@ -242,6 +242,21 @@ def test_a_second_signal_ends_at_once(start: Callable[..., Node]) -> None:
     assert node.end(5.0)[0] == 143
 
 
+def test_a_signal_stops_it_when_nobody_reads_its_stderr(start: Callable[..., Node]) -> None:
+    node = start("cli_actors.Named", "--addr", "127.0.0.1:0")
+    addr = node.until(r"started at (\S+)")[1]
+    assert node.process.stderr is not None
+    node.process.stderr.close()
+    # Rust logs each of these into the same closed pipe; the next one still finds its way.
+    for _ in range(2):
+        other = start("cli_actors.Named", "--seeds", addr, "--name", "other")
+        other.until("started at")
+        other.process.send_signal(signal.SIGTERM)
+        assert other.end()[0] == 0
+    node.process.send_signal(signal.SIGTERM)
+    assert node.process.wait(20.0) in (0, 120)
+
+
 def test_waiting_for_seeds_says_so_and_ends_on_a_signal(start: Callable[..., Node]) -> None:
     with socket.socket() as taken:
         # Bound and not listening: whoever dials is refused, and nobody else takes the port meanwhile.

@@ -68,6 +68,15 @@ def test_the_secret_comes_from_a_file_or_from_its_variable(tmp_path: pathlib.Pat
     assert "of the variable" not in str(refused.value)
 
 
+def test_what_is_no_secret(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(MisuseError) as blank:
+        passphrase(None, {"PULSING_PASSPHRASE": " \n"})
+    assert "PULSING_PASSPHRASE holds nothing but white space" in str(blank.value)
+    with pytest.raises(MisuseError) as endless:
+        passphrase("/dev/zero", {})
+    assert "is longer than 65536 bytes" in str(endless.value)
+
+
 def test_the_reference_page_is_the_table() -> None:
     page = (ROOT / "docs/reference/settings.md").read_text()
     lines = [line.strip("|") for line in page.splitlines() if line.startswith("| `--")]

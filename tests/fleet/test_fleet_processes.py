@@ -55,6 +55,19 @@ def test_cells_come_up_and_go_down(fleet: Fleet, tmp_path: pathlib.Path) -> None
     assert "does not run" in again.stderr
 
 
+def test_a_fleet_goes_on_when_nobody_reads_what_it_says(fleet: Fleet) -> None:
+    fleet.write(engine(cells=2))
+    read, write = os.pipe()
+    fleet.launcher = subprocess.Popen(fleet.words("up"), stdout=write, stderr=write, env=fleet.env(None))
+    os.close(read)
+    os.close(write)
+    for at in (0, 1):
+        assert fleet.wait(f"chat/{at}")["restarts"] == 0
+    down = fleet.run("down")
+    assert down.returncode == 0, down.stderr
+    assert fleet.processes() == []
+
+
 def test_a_killed_worker_restarts_its_whole_cell(fleet: Fleet, tmp_path: pathlib.Path) -> None:
     events = tmp_path / "events"
     fleet.write(engine("--children", workers=2, join=joining(events), stop={"term": 0.5}), engine(name="other"))

@@ -18,7 +18,9 @@ pub(crate) fn init_logging(filter: &str, format: &str) -> PyResult<bool> {
     };
     let filter = EnvFilter::try_new(directives)
         .map_err(|error| PyValueError::new_err(format!("log level {filter:?}: {error}")))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A line nobody reads any more (`2>&1 | head`) is lost; reporting that to the same stderr would panic.
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     let started = match format {
         "text" => builder.with_ansi(false).try_init(),
         "json" => builder.json().try_init(),

@@ -7,7 +7,6 @@ import os
 import pathlib
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsing.cli._errors import CliError, FailureError, MisuseError, nearest
+from pulsing.cli._logging import to_stderr
 
 if TYPE_CHECKING:
     from pulsing.fleet import Deployment
@@ -108,7 +108,7 @@ def up(
         text = " ".join(parts) + (f": {cell.reason}" if cell.reason else "")
         if said.get(cell.name) != text:
             said[cell.name] = text
-            _err("\n".join([text, *(f"  | {line}" for line in cell.last_words)]))
+            to_stderr("\n".join([text, *(f"  | {line}" for line in cell.last_words)]))
 
     async def run() -> int:
         launcher = Launcher(deployment, state_root=_root_of(state_dir), file=_absolute(file), on_change=say)
@@ -124,8 +124,8 @@ def up(
             loop.add_signal_handler(number, on_signal)
         try:
             if launcher.killed_leftovers:
-                _err(f"killed {len(launcher.killed_leftovers)} processes that an earlier run left behind")
-            _err(f"fleet {deployment.name}: {len(launcher.cells)} cells; logs below {launcher.dir.path}")
+                to_stderr(f"killed {len(launcher.killed_leftovers)} processes that an earlier run left behind")
+            to_stderr(f"fleet {deployment.name}: {len(launcher.cells)} cells; logs below {launcher.dir.path}")
             await launcher.wait()
             await asyncio.gather(*stopping)
         finally:
@@ -221,7 +221,7 @@ def down(
     snapshot = place.read()
     if snapshot is None or not place.running():
         killed = _leftovers.kill(f"{snapshot['run']}:", _leftovers.logs_of(snapshot)) if snapshot is not None else []
-        _err(
+        to_stderr(
             f"fleet {deployment.name} does not run"
             + (f"; killed {len(killed)} processes it left behind" if killed else "")
         )
@@ -240,12 +240,7 @@ def down(
     left = _leftovers.find(f"{snapshot['run']}:", _leftovers.logs_of(snapshot))
     if left:
         raise FailureError(f"fleet {deployment.name}: processes are left: {', '.join(map(str, left))}")
-    _err(f"fleet {deployment.name} is down")
-
-
-def _err(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    to_stderr(f"fleet {deployment.name} is down")
 
 
 def _absolute(file: str | None) -> str | None:

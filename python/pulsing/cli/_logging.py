@@ -1,5 +1,6 @@
 """Log lines of Python in the form of the runtime's own, so that one stderr reads as one log."""
 
+import contextlib
 import json
 import logging
 import sys
@@ -38,10 +39,16 @@ def speaker(form: str) -> Callable[[str], None]:
     def say(text: str) -> None:
         if form == "json":
             text = formatter.format(logging.LogRecord("pulsing.cli", logging.INFO, "", 0, text, None, None))
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        to_stderr(text)
 
     return say
+
+
+def to_stderr(text: str) -> None:
+    """Writes a line for whoever reads it. Once nobody does (`2>&1 | head`), work goes on: a signal still stops it."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def trace_of(error: BaseException) -> None:

@@ -29,6 +29,8 @@ class Setting:
 
 
 PASSPHRASE = "PULSING_PASSPHRASE"
+# In bytes. What is longer is another file, or a device that never ends.
+_MOST_SECRET = 65536
 """The secret itself, for those who cannot hand over a file. No flag and no key: others could read those."""
 
 LogLevel = Literal["error", "warn", "info", "debug", "trace"]
@@ -113,7 +115,14 @@ def passphrase(file: str | None, environ: Mapping[str, str] = os.environ) -> str
         FailureError: the file cannot be read.
         MisuseError: there is nothing in it.
     """
-    return read_passphrase(file) if file else environ.get(PASSPHRASE, "").strip() or None
+    if file:
+        return read_passphrase(file)
+    secret = environ.get(PASSPHRASE)
+    if not secret:
+        return None
+    if not secret.strip():
+        raise MisuseError(f"{PASSPHRASE} holds nothing but white space: write the secret into it, or unset it.")
+    return secret.strip()
 
 
 def read_passphrase(path: str) -> str:
@@ -124,7 +133,11 @@ def read_passphrase(path: str) -> str:
         MisuseError: there is nothing in it.
     """
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8").strip()
+        with pathlib.Path(path).open("rb") as file:
+            raw = file.read(_MOST_SECRET + 1)
+        if len(raw) > _MOST_SECRET:
+            raise MisuseError(f"--passphrase_file {path} is longer than {_MOST_SECRET} bytes: that is no secret.")
+        text = raw.decode().strip()
     except OSError as error:
         raise FailureError(f"cannot read --passphrase_file {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
