@@ -155,6 +155,8 @@ def test_render(tmp_path: pathlib.Path, pulsing: Callable[..., tuple[Any, str, s
         (["fleet", "up", "{bad}"], 2, "runs nothing"),
         (["fleet", "render", "{slot}"], 2, "${nothing} names nothing; known are ${host}"),
         (["fleet", "up", "{slot}"], 1, "${nothing} names nothing"),
+        (["fleet", "render", "{open}"], 2, "'${host' has a ${ without its }"),
+        (["fleet", "render", "{twice}"], 2, "'commands' stands twice"),
         (["fleet", "up", "{program}"], 1, "no program no-such-engine on PATH"),
         (["fleet", "up", "{gpus}"], 1, "needs 1 GPUs, and this machine offers 0"),
         (["fleet", "ps", "{good}"], 1, "fleet x has never run here"),
@@ -169,6 +171,8 @@ def test_exit_codes(
         "good": "fleet: x\ncommands: [{name: a, run: [sleep, '1']}]",
         "bad": "fleet: x",
         "slot": "fleet: x\ncommands: [{name: a, run: [sleep, '${nothing}']}]",
+        "open": "fleet: x\ncommands: [{name: a, run: [sleep, '${host']}]",
+        "twice": "fleet: x\ncommands: [{name: a, run: [sleep, '1']}]\ncommands: [{name: b, run: [sleep, '1']}]",
         "program": "fleet: x\ncommands: [{name: a, run: [no-such-engine]}]",
         "gpus": "fleet: x\ngpus: []\ncommands: [{name: a, run: [sleep], scheduling: {num_gpus_per_worker: 1}}]",
     }

@@ -127,6 +127,7 @@ def load(path: pathlib.Path) -> Deployment:
     except UnicodeDecodeError as error:
         raise FleetFileError(f"{path}: not UTF-8: {error}") from error
     try:
+        _no_key_twice(yaml.compose(text, yaml.SafeLoader))
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise FleetFileError(f"{path}: no YAML: {error}") from error
@@ -138,6 +139,25 @@ def load(path: pathlib.Path) -> Deployment:
         raise FleetFileError(f"{path}:\n{_plainly(error)}") from error
     except ValueError as error:
         raise FleetFileError(f"{path}: {error}") from error
+
+
+def _no_key_twice(root: Any) -> None:
+    """YAML's reader keeps the last of two `commands:` and loses the other in silence."""
+    left, seen = [root], set()
+    while left:
+        node = left.pop()
+        # Aliases lead to the same node again.
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            for at, key in enumerate(keys):
+                if key.value in [earlier.value for earlier in keys[:at]]:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            left += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            left += node.value
 
 
 def _python(path: pathlib.Path) -> Deployment:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from pulsing.fleet._model import LaunchCommandContext
 
-_SLOT = re.compile(r"\$\$|\$\{([^{}]*)\}")
+# The last alternative is a slot that never ends, or holds another one.
+_SLOT = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
 KNOWN = (
     "${host}, ${port.NAME}, ${addr.NAME}, ${url.NAME}, ${spec.POOL.PORT}, ${spec_urls.POOL.PORT}, ${cell}, ${worker}, "
     "${gpus}; $$ is a dollar sign"
@@ -27,7 +28,9 @@ def fill(text: str, context: LaunchCommandContext, extra: Mapping[str, str] | No
     def value(match: re.Match[str]) -> str:
         if match.group(0) == "$$":
             return "$"
-        slot = match.group(1)
+        slot: str | None = match.group(1)
+        if slot is None:
+            raise ValueError(f"{text!r} has a ${{ without its }}; known are {KNOWN}")
         if extra and slot in extra:
             return extra[slot]
         return _value(slot, context)
