@@ -46,7 +46,14 @@ impl Target {
         }
         let prefix = if path.ends_with("/v1") { path.to_owned() } else { format!("{path}/v1") };
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-        let port = authority.port_u16().unwrap_or(80);
+        // A port beyond 65535 counts as none in `http`; another server would be measured on 80.
+        let port = match authority.port_u16() {
+            Some(port) => port,
+            None if authority.as_str().len() > authority.host().len() => {
+                return Err(no("expected a port from 1 to 65535"));
+            }
+            None => 80,
+        };
         let mut addrs: Vec<SocketAddr> = tokio::net::lookup_host((host, port))
             .await
             .map_err(|error| BenchError::Server(format!("cannot resolve {host}: {error}")))?
@@ -112,5 +119,7 @@ mod tests {
             let error = Target::resolve(url).await.unwrap_err().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
+        let error = Target::resolve("http://127.0.0.1:99999").await.unwrap_err().to_string();
+        assert!(error.contains("expected a port from 1 to 65535"), "{error}");
     }
 }
