@@ -115,7 +115,12 @@ def test_scheduling() -> None:
     assert (shape.num_workers, shape.whole_gpus_per_worker()) == (6, 4)
     with pytest.raises(ValueError, match=r"0\.2: GPUs are handed out whole"):
         SchedulingSpec(num_gpus_per_worker=0.2).whole_gpus_per_worker()
-    for values in ({"num_cells": 0}, {"num_workers_per_cell": 0}, {"num_gpus_per_worker": -1}):
+    for values in (
+        {"num_cells": 0},
+        {"num_cells": 1_000_000_000},
+        {"num_workers_per_cell": 0},
+        {"num_gpus_per_worker": -1},
+    ):
         with pytest.raises(ValidationError):
             SchedulingSpec(**values)
 

@@ -93,7 +93,7 @@ def resolve(
         raise MisuseError(
             f"join_timeout is a number of seconds, 0 or more (0: for ever), not {values['join_timeout']:g}."
         )
-    secret = "--passphrase_file" if values["passphrase_file"] else PASSPHRASE if environ.get(PASSPHRASE) else None
+    secret = "--passphrase_file" if values["passphrase_file"] else PASSPHRASE if PASSPHRASE in environ else None
     if values["insecure"] and secret:
         raise MisuseError(f"{secret} and --insecure exclude each other: a cluster has a secret, or it has none.")
     given = values["seeds"]
@@ -118,10 +118,11 @@ def passphrase(file: str | None, environ: Mapping[str, str] = os.environ) -> str
     if file:
         return read_passphrase(file)
     secret = environ.get(PASSPHRASE)
-    if not secret:
+    if secret is None:
         return None
+    # Set and empty is a script whose secret went missing: going on without one would be a silent downgrade.
     if not secret.strip():
-        raise MisuseError(f"{PASSPHRASE} holds nothing but white space: write the secret into it, or unset it.")
+        raise MisuseError(f"{PASSPHRASE} is set but empty: write the secret into it, or unset it.")
     return secret.strip()
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from pulsing.fleet import _commands, _overrides
-from pulsing.fleet._model import CommandWorkerSpec, Frozen, LaunchCommandContext, PortInfo, SchedulingSpec
+from pulsing.fleet._model import CELL_LIMIT, CommandWorkerSpec, Frozen, LaunchCommandContext, PortInfo, SchedulingSpec
 
 EngineName = Literal["vllm", "sglang", "transformers", "llama_cpp"]
 WorkerType = Literal["regular", "prefill", "decode", "placeholder"]
@@ -29,7 +29,7 @@ class ServerGroup(Frozen):
     worker_type: WorkerType = "regular"
     num_gpus: Annotated[int, Field(ge=0)] = 0
     num_gpus_per_engine: Annotated[int, Field(ge=0)] = 0
-    num_cells: Annotated[int, Field(ge=1)] | None = None
+    num_cells: Annotated[int, Field(ge=1, le=CELL_LIMIT)] | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

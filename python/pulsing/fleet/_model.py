@@ -94,6 +94,10 @@ class PortInfo(Frozen):
         return port
 
 
+# Far beyond any fleet, and small enough that a slip of the finger is an error instead of a machine full of processes.
+CELL_LIMIT = 10_000
+
+
 class SchedulingSpec(Frozen):
     """The shape of a pool.
 
@@ -103,8 +107,8 @@ class SchedulingSpec(Frozen):
         num_gpus_per_worker: GPUs of each worker.
     """
 
-    num_cells: Annotated[int, Field(ge=1)] = 1
-    num_workers_per_cell: Annotated[int, Field(ge=1)] = 1
+    num_cells: Annotated[int, Field(ge=1, le=CELL_LIMIT)] = 1
+    num_workers_per_cell: Annotated[int, Field(ge=1, le=CELL_LIMIT)] = 1
     num_gpus_per_worker: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
 
     @property

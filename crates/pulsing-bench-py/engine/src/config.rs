@@ -286,7 +286,7 @@ impl Config {
         for (name, length) in [("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)] {
             if length.low == 0 || length.low > length.high || length.high > 10_000_000 {
                 return no(format!(
-                    "{name}={}-{}: expected a number from 1, or LOW-HIGH with LOW <= HIGH",
+                    "{name}={}-{}: expected a number from 1 to 10000000, or LOW-HIGH with LOW <= HIGH",
                     length.low, length.high
                 ));
             }

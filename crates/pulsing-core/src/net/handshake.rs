@@ -310,10 +310,11 @@ fn remote_plaintext(who: &str) -> String {
     )
 }
 
-/// Turns away a plaintext peer of a TLS cluster, in its own tongue.
-pub async fn turn_away_plaintext(io: &mut impl Io, from: SocketAddr) -> Error {
+/// Turns away a plaintext peer of a TLS cluster, in its own tongue; returns what it was told.
+pub async fn turn_away_plaintext(io: &mut impl Io, from: SocketAddr) -> &'static str {
     let reason = "this cluster uses TLS: start with its --passphrase-file";
-    reject(io, from, true, true, reason.into()).await
+    reject(io, from, true, true, reason.into()).await;
+    reason
 }
 
 /// Whether an address belongs to this host.

@@ -35,8 +35,8 @@ const PLAIN: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnecti
 /// Says in the caller's tongue that TLS is needed here.
 async fn turn_away(first: u8, mut stream: TcpStream, from: SocketAddr) {
     if first == MAGIC[0] {
-        let error = handshake::turn_away_plaintext(&mut stream, from).await;
-        tracing::warn!(%from, %error, "a plaintext peer was refused");
+        let reason = handshake::turn_away_plaintext(&mut stream, from).await;
+        tracing::warn!(%from, reason, "a plaintext peer was refused");
     } else {
         let body =
             "{\"error\":{\"message\":\"this node speaks TLS only: use pulsing inspect with --passphrase-file\"}}";
@@ -227,8 +227,8 @@ async fn route(
         Ok(accepted) => accepted,
         Err(error) => {
             config.link.metrics.refused.inc();
-            if matches!(error, Error::Refused { .. }) {
-                tracing::warn!(%from, %error, "a peer was refused");
+            if let Error::Refused { reason, .. } = error {
+                tracing::warn!(%from, reason, "a peer was refused");
             } else {
                 tracing::debug!(%from, %error, "a handshake failed");
             }

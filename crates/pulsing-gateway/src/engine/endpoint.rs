@@ -52,11 +52,19 @@ impl Endpoint {
         if uri.query().is_some() {
             return Err(bad("has a query"));
         }
+        // A port beyond 65535 counts as none in `http`; another server would be dialled on 80.
+        let port = match authority.port_u16() {
+            Some(port) => port,
+            None if authority.as_str().len() > authority.host().len() => {
+                return Err(bad("needs a port from 1 to 65535"));
+            }
+            None => 80,
+        };
         let prefix = uri.path().trim_end_matches('/');
         let prefix = prefix.strip_suffix("/v1").unwrap_or(prefix).trim_end_matches('/');
         Ok(Self {
             host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: authority.port_u16().unwrap_or(80),
+            port,
             authority: HeaderValue::from_str(authority.as_str()).map_err(|_| bad("names no host"))?,
             prefix: prefix.to_owned(),
             authorization: ArcSwapOption::empty(),
@@ -156,8 +164,17 @@ mod tests {
 
     #[test]
     fn other_urls_are_refused_in_words() {
-        for url in ["", "127.0.0.1:9001", "https://h:1", "ftp://h", "http://u:p@h:1", "http://h/?x=1", "http://", "a b"]
-        {
+        for url in [
+            "",
+            "127.0.0.1:9001",
+            "https://h:1",
+            "ftp://h",
+            "http://u:p@h:1",
+            "http://h/?x=1",
+            "http://",
+            "a b",
+            "http://h:99999",
+        ] {
             let Err(error) = Endpoint::parse(url) else { panic!("{url} was accepted") };
             assert!(error.contains(&format!("{url:?}")), "{error}");
         }
