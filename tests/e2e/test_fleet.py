@@ -173,7 +173,7 @@ class Story(threading.Thread):
             stream = client.chat.completions.create(
                 model="qwen",
                 messages=MESSAGES,
-                max_tokens=600,
+                max_tokens=1900,
                 stream=True,
                 extra_body={"generation_config": '{"eos_token_id": null}'},
             )
@@ -191,10 +191,11 @@ def test_down_leaves_before_it_stops(front: Fleet, tiny: pathlib.Path, tmp_path:
         cell = more.wait("inference-engine-more/0", joined=True, fleet="more")
         log = pathlib.Path(cell["logs"]["0"])
         until(lambda: get_json(f"{url}/ready")[1]["healthy_workers"] == 3, "the Router has it")
+        for story in stories:
+            story.start()
+        # Nothing but stories is asked yet, so what it received is one of them, and a long one.
+        until(lambda: "[Request received]" in log.read_text(), "it serves")
         with Load(url) as load:
-            for story in stories:
-                story.start()
-            until(lambda: "[Request received]" in log.read_text(), "it serves")
             down = more.run("down")
             at_down = load.answers
             for story in stories:
