@@ -44,7 +44,8 @@ class MethodSpec:
 
 def serial(target: F) -> F:
     """Marks an async method, or all of a class, to run one at a time instead of interleaving."""
-    target._pulsing_serial = True  # type: ignore[union-attr]
+    marked: Any = target
+    marked._pulsing_serial = True
     return target
 
 
@@ -55,7 +56,8 @@ def blocking(target: F) -> F:
     """
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
         raise TypeError(f"@pul.blocking is for sync methods and classes; {target.__name__} is async already")
-    target._pulsing_blocking = True  # type: ignore[union-attr]
+    marked: Any = target
+    marked._pulsing_blocking = True
     return target
 
 

@@ -56,7 +56,8 @@ def to_refusal(error: BaseException) -> tuple[str, str, float] | None:
 
 def refuse_as(error: ex.PulsingError, kind: str, detail: str = "", number: float = 0.0) -> ex.PulsingError:
     """Marks `error` as the runtime's own, to travel as Rust's variant `kind`."""
-    error.pulsing_refusal = (kind, detail, number)  # type: ignore[attr-defined]
+    marked: Any = error
+    marked.pulsing_refusal = (kind, detail, number)
     return error
 
 

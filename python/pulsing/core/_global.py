@@ -28,8 +28,9 @@ def _config(
 ) -> SystemConfig:
     if head_addr is not None and is_head_node:
         raise ConfigError("Cannot set both head_addr and is_head_node: a head has no head")
-    joined = tuple(seeds or ()) if not isinstance(seeds, str) else seeds
-    config = SystemConfig(addr=addr, seeds=joined, **settings)  # type: ignore[arg-type]
+    # A bare string goes on as it is: SystemConfig says in words what is wrong with it.
+    joined: Any = seeds if isinstance(seeds, str) else tuple(seeds or ())
+    config = SystemConfig(addr=addr, seeds=joined, **settings)
     return config.with_head_addr(head_addr) if head_addr is not None else config
 
 

@@ -150,7 +150,8 @@ class MethodCall(Coroutine[Any, Any, Any]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], name: str) -> None:
         # Its name is what Python's "was never awaited" warning shows.
-        coroutine.__qualname__ = name  # type: ignore[attr-defined]
+        named: Any = coroutine
+        named.__qualname__ = name
         self._coroutine = coroutine
         self._name = name
 

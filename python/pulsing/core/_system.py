@@ -568,7 +568,8 @@ def _factory(actor: Any, policy: RestartPolicy) -> Callable[[], Any]:
     if isinstance(actor, ActorClass):
         return actor.cls
     if inspect.isclass(actor) or inspect.isroutine(actor) or (callable(actor) and not _is_actor(actor)):
-        return actor  # type: ignore[no-any-return]
+        factory: Callable[[], Any] = actor
+        return factory
     if policy.restarts:
         raise TypeError(
             f"restart_policy={policy.policy!r} needs a zero-argument factory, such as the class or a lambda: a "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._messages import parse_messages, text_of
@@ -160,7 +160,7 @@ class GenerateRequest:
             raise RequestError(400, f"unknown API {shown(api)}: use chat.completions or completions", "api")
         top_k = read.integer("top_k", -1, 2**31)
         request = cls(
-            api=api,  # type: ignore[arg-type]  # one of the two, checked above
+            api=cast(Api, api),  # one of the two, checked above
             request_id=request_id,
             deadline=deadline,
             body=read.body,

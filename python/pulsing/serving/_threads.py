@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 __all__ = ["in_daemon_thread", "usable_cores"]
 
@@ -28,7 +28,8 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
         if error is not None:
             done.set_exception(error)
         else:
-            done.set_result(value)  # type: ignore[arg-type]  # None only if T admits it
+            # None only if T admits it.
+            done.set_result(cast(T, value))
 
     def run() -> None:
         value: T | None = None

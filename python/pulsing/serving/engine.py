@@ -219,11 +219,12 @@ class EngineWorker(Worker):
 
     async def _probe(self) -> None:
         self._authorization = self._read_key()
-        answers = await asyncio.gather(self._get("/v1/models"), self._get("/health"), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        (status, body), (code, text) = answers  # type: ignore[misc]  # no exceptions, see above
+        listed, healthy = await asyncio.gather(self._get("/v1/models"), self._get("/health"), return_exceptions=True)
+        if isinstance(listed, BaseException):
+            raise listed
+        if isinstance(healthy, BaseException):
+            raise healthy
+        (status, body), (code, text) = listed, healthy
         if status in (401, 403):
             raise ProbeError(f"it wants an API key ({status}): put it into a file and start with --api_key_file FILE")
         if code == 503:

@@ -19,8 +19,8 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_deltas
 from pulsing.core import Actor, Message
@@ -434,7 +434,9 @@ class Worker(Actor):
 
     async def _stream(self, call: InboundCall, request: GenerateRequest) -> None:
         open_choices = set(range(request.choices))
-        async with contextlib.aclosing(self.generate(request)) as deltas:  # type: ignore[type-var]  # an async generator, see there
+        # `generate` is annotated wider than it is, so that engines may write either; a generator is what they write.
+        generated = cast("AsyncGenerator[Delta, None]", self.generate(request))
+        async with contextlib.aclosing(generated) as deltas:
             async for delta in deltas:
                 self._last_token = time.monotonic()
                 if delta.finish_reason is not None:
