@@ -221,7 +221,7 @@ def test_a_call_cancelled_before_its_handler_began_leaves_nothing_behind(remote:
                     await task
             assert await asyncio.wait_for(caller.add(), 5) == 1
             cell = there._names["one"]
-            await eventually("no handler runs", lambda: not cell._running and cell._unstarted == 0)
+            await eventually("no handler runs", lambda: cell.handlers.idle)
 
     run(main())
 

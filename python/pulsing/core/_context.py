@@ -40,7 +40,7 @@ class CallContext:
     def chain_now(self) -> tuple[bytes, ...]:
         """The chain for a call made now: without us once our exclusive turn is over, as in a background task."""
         d = self.delivery
-        if d is not None and self.chain and not self.cell.holds(d):
+        if d is not None and self.chain and self.cell.handlers.exclusive is not d:
             return self.chain[:-1] if self.chain[-1] == self.cell.id.raw else self.chain
         return self.chain
 

@@ -154,7 +154,7 @@ class Delivery:
         self.fail(reason)
         if waiting:
             if self.cell is not None:
-                self.cell.forget(self)
+                self.cell.mailbox.forget(self)
         elif self.task is not None and self.begun:
             # Cancelled before its first step a task ends without running any of its code, and would not put the
             # actor's books in order; it sees by itself that it is too late.
@@ -162,7 +162,7 @@ class Delivery:
 
     def abandon(self) -> asyncio.Task[None] | None:
         """The caller has gone. Returns the handler's task, which is ending."""
-        from pulsing.core._cell import stopped
+        from pulsing.core._refusals import stopped
 
         if self.cell is None or self.state == DONE:
             return None

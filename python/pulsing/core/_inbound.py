@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pulsing import _core
-from pulsing.core._cell import STOPPED, Cell, stopped
+from pulsing.core._cell import Cell
 from pulsing.core._delivery import Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec, receive_of
+from pulsing.core._life import STOPPED
+from pulsing.core._refusals import stopped
 from pulsing.core._reply import PICKLE, RAW, NoReply, RemoteReply, Reply, consumer_gone, decode, wait_credit
 from pulsing.exceptions import PulsingRuntimeError, PulsingUnsupportedError
 
@@ -157,7 +159,7 @@ class Inlet:
                 if not call.answered:
                     raw.refuse("protocol", f"{cell.label}.on_protocol_call returned without an answer")
 
-        task = cell.run_protocol(work)
+        task = cell.handlers.run_protocol(work)
         # Not in `work`: cancelled before its first step it runs no line.
         task.add_done_callback(lambda _: self._bridge.forget(raw.token))
 
@@ -192,7 +194,7 @@ class Inlet:
             no_wait=call.no_wait,
             one_way=call.one_way,
         )
-        cell.deliver(d)
+        cell.mailbox.deliver(d)
         if not remote.done and not call.one_way:
             self._bridge.handlers[call.token] = lambda _: d.cancel(stopped(cell))
             d.on_end = lambda: self._bridge.forget(call.token)

@@ -144,7 +144,7 @@ class ActorRef:
         )
         reply.delivery = d
         system.counts.local += 1
-        cell.deliver(d)
+        cell.mailbox.deliver(d)
         if reply.done:
             system.inline += 1
             if system.inline % _TURN == 0:
@@ -186,9 +186,9 @@ class ActorRef:
             one_way=True,
         )
         system.counts.local += 1
-        if cell.full and not options.no_wait:
+        if cell.mailbox.full and not options.no_wait:
             room = d.acceptance()
-            cell.deliver(d)
+            cell.mailbox.deliver(d)
             try:
                 await room
             except asyncio.CancelledError:
@@ -196,7 +196,7 @@ class ActorRef:
                 raise
         else:
             # Never run here and now: a tell returns before its message is handled.
-            cell.post(d)
+            cell.mailbox.post(d)
         if options.no_wait and failure.failure is not None:
             raise failure.failure
 

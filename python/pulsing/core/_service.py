@@ -88,8 +88,8 @@ class PythonActorService:
                 "public": cell.public,
                 "internal": cell.internal,
                 "metadata": dict(cell.metadata),
-                "waiting": cell.depth,
-                "restarts": cell.restarts,
+                "waiting": cell.mailbox.depth,
+                "restarts": cell.life.restarts,
             }
             for cell in self._system.cells()
         ]

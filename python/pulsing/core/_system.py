@@ -14,11 +14,14 @@ from typing import Any
 from pulsing import _core
 from pulsing.core import _lifecycle
 from pulsing.core._bridge import LoopBridge, bridge_of
-from pulsing.core._cell import CAPACITY, MAX_CONCURRENCY, OPEN, Cell
+from pulsing.core._cell import Cell
 from pulsing.core._config import SystemConfig
 from pulsing.core._errors import from_core
+from pulsing.core._handlers import MAX_CONCURRENCY
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import Inlet
+from pulsing.core._life import OPEN
+from pulsing.core._mailbox import CAPACITY
 from pulsing.core._proxy import ActorProxy, method_names
 from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass
@@ -154,7 +157,7 @@ class ActorSystem:
     async def _shut_down(self, grace: float) -> None:
         self.is_shut_down = True
         cells = sorted(self._cells.values(), key=lambda cell: cell.internal)
-        results = await asyncio.gather(*(cell.stop(grace) for cell in cells), return_exceptions=True)
+        results = await asyncio.gather(*(cell.life.stop(grace) for cell in cells), return_exceptions=True)
         for error in results:
             if isinstance(error, BaseException):
                 _log.error("an actor did not stop cleanly", exc_info=error)
@@ -299,11 +302,11 @@ class ActorSystem:
     async def _launch(self, cell: Cell, public: bool | None, internal: bool) -> ActorRef:
         self._cells[cell.id.raw] = cell
         try:
-            await cell.start()
+            await cell.life.start()
             self._publish(cell, public, internal)
         except BaseException:
             cell.state = OPEN if cell.state < OPEN else cell.state
-            await cell.stop(0.0) if cell.instance is not None else self.remove(cell)
+            await cell.life.stop(0.0) if cell.instance is not None else self.remove(cell)
             raise
         return self.ref_of(cell)
 
@@ -339,7 +342,7 @@ class ActorSystem:
             return
         cell = self._cell(lambda: instance, name, RestartPolicy(), False)
         self._cells[cell.id.raw] = cell
-        cell.adopt(instance)
+        cell.life.adopt(instance)
         try:
             self._publish(cell, public, False)
         except BaseException:
@@ -348,11 +351,11 @@ class ActorSystem:
 
         async def start() -> None:
             try:
-                await cell.run_on_start()
-                cell.open()
+                await cell.life.run_on_start()
+                cell.life.open()
             except Exception:  # noqa: BLE001 - whatever the user's hook raises
                 _log.exception("on_start of mounted actor %s failed: it is unmounted", name)
-                await cell.stop(0.0)
+                await cell.life.stop(0.0)
 
         self.background(start())
 
@@ -363,7 +366,7 @@ class ActorSystem:
         """
         cell = self._find(name)
         if cell is not None:
-            await cell.stop(grace)
+            await cell.life.stop(grace)
 
     async def kill(self, name: str | ActorId | ActorRef | ActorProxy) -> None:
         """`stop` without grace: running handlers are cancelled at once."""

@@ -1,0 +1,278 @@
+"""The handlers of one actor that run: how a message becomes a call of its method (R12, R14)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from pulsing.core._context import CallContext, current
+from pulsing.core._delivery import DONE, RUNNING, Delivery
+from pulsing.core._dispatch import MethodSpec
+from pulsing.core._life import OPEN, STOPPING
+from pulsing.core._producers import as_items, stream_type
+from pulsing.core._refusals import cancelled_itself, stopped
+from pulsing.core._reply import LocalReply
+from pulsing.core._threads import run_in_thread
+
+if TYPE_CHECKING:
+    from pulsing.core._cell import Cell
+
+_log = logging.getLogger("pulsing")
+
+MAX_CONCURRENCY = 256
+"""Handlers of one actor that may interleave (R14)."""
+SLOW_CALL = 0.1
+"""Seconds after which an inline method is reported: it stalled the whole loop."""
+
+
+class Handlers:
+    """Runs an actor's messages: sync methods inline, what may suspend in tasks, blocking methods in threads."""
+
+    __slots__ = ("_cell", "_protocol_tasks", "_unstarted", "exclusive", "max_concurrency", "running")
+
+    def __init__(self, cell: Cell, max_concurrency: int) -> None:
+        self._cell = cell
+        self.max_concurrency = max_concurrency
+        self.running: set[Delivery] = set()
+        """Messages whose handlers have a task."""
+        self.exclusive: Delivery | None = None
+        """The message that has the exclusive slot."""
+        self._unstarted = 0
+        self._protocol_tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def full(self) -> bool:
+        """Whether no more handlers may interleave."""
+        return len(self.running) >= self.max_concurrency
+
+    @property
+    def idle(self) -> bool:
+        """Whether no handler runs or is about to."""
+        return not self.running and self._unstarted == 0
+
+    def can_start(self, spec: MethodSpec) -> bool:
+        """Whether a message for this method may run at once."""
+        if self._cell.state != OPEN or len(self.running) >= self.max_concurrency:
+            return False
+        if spec.exclusive:
+            # An inline method would overtake a task that was created but has not begun.
+            return self.exclusive is None and self._unstarted == 0
+        return True
+
+    def start(self, d: Delivery) -> None:
+        """Runs the message, or begins to."""
+        if d.state == DONE or d.expired():
+            return
+        d.state = RUNNING
+        spec = d.spec
+        if spec.exclusive:
+            self.exclusive = d
+            # From here on whoever calls us in this chain would wait on itself.
+            d.chain = (*d.chain, self._cell.id.raw)
+        if spec.kind == "sync" and not spec.blocking:
+            self._run_inline(d)
+            return
+        self._spawn(d, self._handle(d))
+
+    def _spawn(self, d: Delivery, coroutine: Any) -> None:
+        self.running.add(d)
+        self._unstarted += 1
+        d.task = self._cell.system.loop.create_task(coroutine, context=self._cell.context.copy())
+        if d.state != DONE:
+            d.arm()
+
+    def _run_inline(self, d: Delivery) -> None:
+        cell = self._cell
+        begun = time.perf_counter()
+        try:
+            result = cell.context.copy().run(_call_in, cell, d)
+        except BaseException as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
+            self._leave_exclusive(d)
+            self._raised(d, error)
+        else:
+            if _is_plain(result):
+                self._leave_exclusive(d)
+                d.value(result)
+            else:
+                self._spawn(d, self._finish(d, result))
+        took = time.perf_counter() - begun
+        if took > SLOW_CALL:
+            _log.warning(
+                "%s.%s blocked the event loop for %.2f s: make it async, or mark it @pul.blocking",
+                cell.label,
+                d.spec.name,
+                took,
+            )
+        cell.mailbox.pump_soon()
+
+    async def _handle(self, d: Delivery) -> None:
+        """The task of a method that may suspend."""
+        await self._guard(d, self._call(d))
+
+    async def _finish(self, d: Delivery, result: Any) -> None:
+        """The task of an inline method that returned something to wait for or to iterate."""
+        await self._guard(d, self._answer(d, result))
+
+    async def _guard(self, d: Delivery, work: Coroutine[Any, Any, None]) -> None:
+        cell = self._cell
+        self._unstarted -= 1
+        d.begun = True
+        cell.mailbox.pump_soon()
+        current.set(CallContext(cell, d, d.chain, d.deadline, d.trace))
+        try:
+            if d.state == DONE:
+                work.close()
+            else:
+                await work
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._raised(d, error)
+        finally:
+            self._leave_exclusive(d)
+            self.running.discard(d)
+            d.finish()
+            cell.mailbox.pump_soon()
+
+    async def _call(self, d: Delivery) -> None:
+        spec = d.spec
+        function = getattr(self._cell.instance, spec.name)
+        if spec.blocking and spec.kind == "sync":
+            result = await self._in_thread(d, function, *d.args, **d.kwargs)
+        else:
+            result = function(*d.args, **d.kwargs)
+        await self._answer(d, result)
+
+    async def _in_thread(self, d: Delivery, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        job = asyncio.ensure_future(run_in_thread(copy_context(), function, *args, **kwargs))
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped, and the actor stays busy until it returns; the caller need not wait for
+            # that.
+            d.fail(d.cancel_reason or cancelled_itself(self._cell, d))
+            if self._cell.state < STOPPING:
+                await asyncio.wait([job])
+            raise
+
+    async def _answer(self, d: Delivery, result: Any) -> None:
+        if inspect.isawaitable(result):
+            result = await result
+        if _is_plain(result):
+            d.value(result)
+            return
+        # A stream has no total limit (R5), and it is no longer this handler's turn.
+        d.disarm()
+        context = current.get()
+        if context is not None:
+            context.deadline = None
+        if not d.spec.blocking:
+            self._leave_exclusive(d)
+            self._cell.mailbox.pump_soon()
+        # Streams to other nodes are counted where they enter and leave the network.
+        local = isinstance(d.reply, LocalReply)
+        counts = self._cell.system.counts
+        counts.streams += local
+        items = as_items(result, _in_thread_plain if d.spec.blocking else None)
+        reply = d.reply
+        try:
+            reply.start(stream_type(result))
+            async for item in items:
+                while not reply.try_send(item):
+                    await reply.wait_credit()
+                counts.stream_items += local
+            reply.end()
+        finally:
+            await items.aclose()
+        d.state = DONE
+
+    def _leave_exclusive(self, d: Delivery) -> None:
+        if self.exclusive is d:
+            self.exclusive = None
+
+    def _raised(self, d: Delivery, error: BaseException) -> None:
+        # Without an answer the caller would wait for ever; and what escapes from here also costs others, whose events
+        # this turn of the loop still has to deliver. Not only users raise it: a panic of Rust code is no Exception.
+        cell = self._cell
+        if isinstance(error, asyncio.CancelledError):
+            d.fail(d.cancel_reason or cancelled_itself(cell, d))
+        elif isinstance(error, SystemExit):
+            d.fail(stopped(cell))
+            cell.life.ended_itself()
+        elif isinstance(error, KeyboardInterrupt):
+            d.fail(stopped(cell))
+            raise error
+        else:
+            if d.one_way:
+                _log.error("%s.%s, called by tell, failed", cell.label, d.spec.name, exc_info=error)
+            d.fail(error)
+            cell.life.failed(error)
+
+    # -- the end of what runs -----------------------------------------------------------------------------------------
+
+    def cancel_all(self, reason: Callable[[], BaseException], but: Delivery | None = None) -> None:
+        """Cancels every handler except `but`; their callers get `reason`."""
+        for d in list(self.running):
+            if d is not but:
+                d.cancel(reason())
+
+    async def join(self, limit: float | None = None, but: Delivery | None = None) -> None:
+        """Returns when no handler but `but` runs, or after `limit` seconds."""
+        loop = self._cell.system.loop
+        deadline = None if limit is None else loop.time() + limit
+        while True:
+            tasks = [d.task for d in self.running if d is not but and d.task is not None]
+            tasks = [task for task in tasks if not task.done() and task is not asyncio.current_task()]
+            if not tasks:
+                return
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                return
+            await asyncio.wait(tasks, timeout=left)
+
+    # -- protocols ----------------------------------------------------------------------------------------------------
+
+    def run_protocol(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Runs a protocol call as a task of its own."""
+        cell = self._cell
+
+        async def run() -> None:
+            current.set(CallContext(cell))
+            await work()
+
+        task = cell.system.loop.create_task(run(), context=cell.context.copy())
+        self._protocol_tasks.add(task)
+        task.add_done_callback(self._protocol_tasks.discard)
+        return task
+
+    def cancel_protocols(self) -> None:
+        """Cancels the protocol calls that still run."""
+        for task in list(self._protocol_tasks):
+            task.cancel()
+
+
+def _call_in(cell: Cell, d: Delivery) -> Any:
+    current.set(CallContext(cell, d, d.chain, d.deadline, d.trace))
+    return getattr(cell.instance, d.spec.name)(*d.args, **d.kwargs)
+
+
+async def _in_thread_plain(function: Callable[..., Any], *args: Any) -> Any:
+    return await run_in_thread(copy_context(), function, *args)
+
+
+def _is_plain(result: Any) -> bool:
+    """Whether `result` is an answer by itself, not something to await or to iterate."""
+    if result is None or type(result) in _PLAIN:
+        return True
+    return not (
+        inspect.isawaitable(result)
+        or inspect.isgenerator(result)
+        or inspect.isasyncgen(result)
+        or stream_type(result) is not None
+    )
+
+
+_PLAIN = frozenset({int, float, str, bytes, bool, list, dict, tuple, set})

@@ -1,0 +1,136 @@
+"""The messages that wait for one actor (R2, R3, R14)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from pulsing.core._life import OPEN, STOPPING
+from pulsing.core._refusals import deadlock, mailbox_full, stopped
+
+if TYPE_CHECKING:
+    from pulsing.core._cell import Cell
+    from pulsing.core._delivery import Delivery
+
+_log = logging.getLogger("pulsing")
+
+CAPACITY = 256
+"""Messages that may wait in a mailbox (R3)."""
+
+_OVERFLOW = 16
+"""Mailboxes full of messages sent by `tell` from elsewhere that are kept beside the mailbox."""
+
+
+class Mailbox:
+    """Takes an actor's messages in order, and starts each as soon as the actor may run it."""
+
+    __slots__ = ("_cell", "_overflow", "_pump_scheduled", "_waiting", "capacity")
+
+    def __init__(self, cell: Cell, capacity: int) -> None:
+        self._cell = cell
+        self.capacity = capacity
+        self._waiting: deque[Delivery] = deque()
+        self._overflow: deque[Delivery] = deque()
+        self._pump_scheduled = False
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait."""
+        return len(self._waiting) + len(self._overflow)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next message would not fit."""
+        return len(self._waiting) >= self.capacity
+
+    def deliver(self, d: Delivery) -> None:
+        """Takes a message: starts it, lets it wait, or refuses it. A sync method may have answered on return."""
+        cell = self._cell
+        if cell.state >= STOPPING:
+            self._refuse(d)
+            return
+        d.cell = cell
+        spec = d.spec
+        raw = cell.id.raw
+        handlers = cell.handlers
+        if raw in d.chain and handlers.exclusive is not None:
+            if spec.exclusive:
+                d.fail(deadlock(cell, d.chain))
+                return
+            # The chain holds our exclusive slot: waiting behind other messages for that slot would be a deadlock, too.
+            handlers.start(d)
+            return
+        if d.sender == raw and not spec.exclusive and cell.state == OPEN and handlers.full:
+            handlers.start(d)
+            return
+        if not self._waiting and handlers.can_start(spec):
+            handlers.start(d)
+        elif len(self._waiting) < self.capacity:
+            self._waiting.append(d)
+            d.arm()
+        elif d.no_wait:
+            d.fail(mailbox_full(cell, self.capacity))
+        elif d.one_way and not d.awaited and len(self._overflow) >= _OVERFLOW * self.capacity:
+            # Nobody can be made to wait for a tell that came through the network: beyond this it is lost.
+            cell.system.counts.dead_letters += 1
+            _log.warning("mailbox of actor %s is full: a message sent by tell is dropped", cell.label)
+            d.finish()
+        else:
+            self._overflow.append(d)
+            d.arm()
+
+    def post(self, d: Delivery) -> None:
+        """`deliver`, but an inline method runs in a turn of its own."""
+        cell = self._cell
+        if cell.state < STOPPING and not d.spec.exclusive:
+            self.deliver(d)
+        elif cell.state >= STOPPING:
+            self._refuse(d)
+        elif len(self._waiting) < self.capacity:
+            d.cell = cell
+            self._waiting.append(d)
+            self.pump_soon()
+        else:
+            self.deliver(d)
+
+    def pump(self) -> None:
+        """Starts what waits and may run."""
+        self._pump_scheduled = False
+        waiting = self._waiting
+        handlers = self._cell.handlers
+        while waiting and handlers.can_start(waiting[0].spec):
+            handlers.start(waiting.popleft())
+            self._admit()
+
+    def pump_soon(self) -> None:
+        """`pump` in a turn of its own, if anything waits."""
+        if self._waiting and not self._pump_scheduled and self._cell.state == OPEN:
+            self._pump_scheduled = True
+            self._cell.system.loop.call_soon(self.pump)
+
+    def forget(self, d: Delivery) -> None:
+        """Takes a message back that has not started."""
+        for queue in (self._waiting, self._overflow):
+            with contextlib.suppress(ValueError):
+                queue.remove(d)
+                break
+        self._admit()
+        self.pump_soon()
+
+    def refuse_all(self) -> None:
+        """The actor has stopped: nothing that waits will run."""
+        for queue in (self._waiting, self._overflow):
+            while queue:
+                self._refuse(queue.popleft())
+
+    def _refuse(self, d: Delivery) -> None:
+        self._cell.system.counts.dead_letters += 1
+        d.fail(stopped(self._cell))
+
+    def _admit(self) -> None:
+        while self._overflow and len(self._waiting) < self.capacity:
+            d = self._overflow.popleft()
+            self._waiting.append(d)
+            d.admitted()
