@@ -6,14 +6,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
-use super::handshake::{self, Credentials, Lane, Trust};
+use super::handshake::{self, Lane, Trust};
+use super::link::LinkConfig;
+use super::transport::Stream;
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
 
-/// A TCP connect takes at most this long.
+/// A connect takes at most this long.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Reading half of a connection.
@@ -25,16 +26,16 @@ pub type Writing = Box<dyn AsyncWrite + Send + Unpin>;
 pub struct DialError {
     /// The error.
     pub error: Error,
-    /// The kernel said that nobody listens there.
+    /// The network said that nobody listens there.
     pub refused: bool,
 }
 
 /// A connection, plain or under TLS.
 pub enum Conn {
-    /// Plain TCP.
-    Plain(TcpStream),
+    /// Plain.
+    Plain(Stream),
     /// TLS between members.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<TlsStream<Stream>>),
 }
 
 macro_rules! forward {
@@ -74,10 +75,7 @@ impl Conn {
     /// Splits for a reader and a writer task.
     pub fn halves(self) -> (Reading, Writing) {
         match self {
-            Self::Plain(stream) => {
-                let (reading, writing) = stream.into_split();
-                (Box::new(reading), Box::new(writing))
-            }
+            Self::Plain(stream) => stream.halves(),
             Self::Tls(stream) => {
                 let (reading, writing) = tokio::io::split(*stream);
                 (Box::new(reading), Box::new(writing))
@@ -92,12 +90,12 @@ impl Conn {
 /// See [`handshake::dial`]; `refused` tells a closed port from everything else.
 pub async fn dial(
     addr: SocketAddr,
-    me: Identity,
     lane: Lane,
     session: u128,
-    cred: &Credentials,
+    config: &LinkConfig,
 ) -> Result<(Conn, Identity), DialError> {
-    let connect = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(addr)).await;
+    let (me, cred) = (*config.me.lock(), &config.cred);
+    let connect = tokio::time::timeout(CONNECT_TIMEOUT, config.transport.connect(addr)).await;
     let failed =
         |reason: String, refused| DialError { error: Error::ConnectFailed { addr: addr.to_string(), reason }, refused };
     let stream = match connect {
@@ -105,11 +103,6 @@ pub async fn dial(
         Ok(Err(e)) => return Err(failed(e.to_string(), e.kind() == std::io::ErrorKind::ConnectionRefused)),
         Err(_) => return Err(failed(format!("no connection within {CONNECT_TIMEOUT:?}"), false)),
     };
-    // An ephemeral client port may meet its own destination port: the kernel then connects the socket to itself.
-    if stream.local_addr().is_ok_and(|local| local == addr) {
-        return Err(failed("nobody listens there".into(), true));
-    }
-    prepare(&stream);
     let mut stream = match &cred.trust {
         Trust::Tls(tls) => {
             let limit = handshake::HANDSHAKE_TIMEOUT;
@@ -127,12 +120,4 @@ pub async fn dial(
         .await
         .map_err(|error| DialError { error, refused: false })?;
     Ok((stream, peer))
-}
-
-/// Socket options of every link: small frames go out at once, and a vanished host is noticed.
-pub fn prepare(stream: &TcpStream) {
-    let _ = stream.set_nodelay(true);
-    let keepalive =
-        socket2::TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
-    let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive);
 }

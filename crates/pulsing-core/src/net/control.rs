@@ -105,8 +105,7 @@ impl Control {
 }
 
 async fn run(to: Identity, mut queue: mpsc::Receiver<Frame>, config: LinkConfig) -> Option<LinkEnd> {
-    let me = *config.me.lock();
-    let (stream, peer) = match conn::dial(to.addr, me, Lane::Control, 0, &config.cred).await {
+    let (stream, peer) = match conn::dial(to.addr, Lane::Control, 0, &config).await {
         Ok(dialled) => dialled,
         Err(DialError { error, refused }) => {
             tracing::debug!(peer = %to.addr, %error, "cannot reach a member");

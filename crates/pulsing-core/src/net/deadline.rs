@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 type Action = Box<dyn FnOnce() + Send>;
 /// Names one pending deadline.
@@ -80,7 +80,7 @@ async fn run(shared: Weak<Shared>) {
         match next {
             Some(at) => {
                 tokio::select! {
-                    () = tokio::time::sleep_until(at.into()) => {}
+                    () = tokio::time::sleep_until(at) => {}
                     () = earlier => {}
                 }
             }

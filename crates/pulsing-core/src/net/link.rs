@@ -14,6 +14,7 @@ use super::handshake::{Credentials, Lane};
 use super::inbound::{Inbound, Reading, Role, segments_of};
 use super::outbox::{Key, Outbox};
 use super::outcall::{Outcall, Route};
+use super::transport::Transport;
 use super::wire::{CallHeader, CreditHeader, Kind, RefHeader};
 use crate::call::{CallOptions, Mode, ReplyEvent, ReplySink};
 use crate::cluster::Identity;
@@ -62,6 +63,8 @@ pub struct Link {
 pub struct LinkConfig {
     /// Who this node is; renewed when it was declared down by mistake.
     pub me: Arc<Mutex<Identity>>,
+    /// What carries its connections.
+    pub transport: Transport,
     /// How it proves that.
     pub cred: Arc<Credentials>,
     /// Counters.
@@ -183,10 +186,9 @@ impl Link {
     async fn run(self: &Arc<Self>, config: LinkConfig) -> LinkEnd {
         let addr = self.peer.addr;
         let session: u128 = rand::random();
-        let me = *config.me.lock();
         let dialled = tokio::try_join!(
-            conn::dial(addr, me, Lane::Small, session, &config.cred),
-            conn::dial(addr, me, Lane::Bulk, session, &config.cred),
+            conn::dial(addr, Lane::Small, session, &config),
+            conn::dial(addr, Lane::Bulk, session, &config),
         );
         let ((small, peer), (bulk, _)) = match dialled {
             Ok(both) => both,

@@ -9,17 +9,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::conn::{self, Conn};
+use super::conn::Conn;
 use super::control::{self, ControlEvent};
 use super::handshake::{self, Lane, Trust};
 use super::link::{LinkConfig, LinkEnd};
 use super::session::{self, Pairing, SessionConfig};
+use super::transport::{Listener, Stream};
 use super::wire::MAGIC;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::observe::{self, ObserveSource};
 
 /// A connection that says nothing for this long is closed.
@@ -33,7 +33,7 @@ const TLS: u8 = 0x16;
 const PLAIN: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// Says in the caller's tongue that TLS is needed here.
-async fn turn_away(first: u8, mut stream: TcpStream, from: SocketAddr) {
+async fn turn_away(first: u8, mut stream: Stream, from: SocketAddr) {
     if first == MAGIC[0] {
         let reason = handshake::turn_away_plaintext(&mut stream, from).await;
         tracing::warn!(%from, reason, "a plaintext peer was refused");
@@ -92,30 +92,6 @@ pub struct ListenerConfig {
     pub observe: Option<Arc<dyn ObserveSource>>,
 }
 
-/// Listens on `addr`.
-///
-/// # Errors
-/// `Bind` with the system's words.
-pub fn bind(addr: SocketAddr) -> Result<TcpListener> {
-    let make = || -> std::io::Result<TcpListener> {
-        let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::STREAM, None)?;
-        // A restart on the same port must not wait for the kernel to forget old connections.
-        socket.set_reuse_address(true)?;
-        socket.set_nonblocking(true)?;
-        socket.bind(&addr.into())?;
-        socket.listen(1024)?;
-        TcpListener::from_std(socket.into())
-    };
-    make().map_err(|e| {
-        let reason = if e.kind() == std::io::ErrorKind::AddrInUse {
-            "the port is in use; choose another --addr or stop its holder".to_owned()
-        } else {
-            e.to_string()
-        };
-        Error::Bind { addr: addr.to_string(), reason }
-    })
-}
-
 /// Connections that have not yet shown what they are, oldest first.
 #[derive(Default)]
 struct Unknown(VecDeque<(Known, AbortHandle)>);
@@ -138,7 +114,7 @@ impl Unknown {
 }
 
 /// Accepts until it is dropped; dropping it closes every accepted connection.
-pub async fn run(listener: TcpListener, config: ListenerConfig) {
+pub async fn run(listener: Listener, config: ListenerConfig) {
     let mut unknown = Unknown::default();
     let pairing = Arc::new(Pairing::default());
     let mut tasks = JoinSet::new();
@@ -157,8 +133,7 @@ pub async fn run(listener: TcpListener, config: ListenerConfig) {
         let known = Known::default();
         let shown = Arc::clone(&known);
         let task = tasks.spawn(async move {
-            conn::prepare(&stream);
-            if let Ok(Some(first)) = tokio::time::timeout(FIRST_BYTE_TIMEOUT, first_byte(&stream)).await {
+            if let Ok(Some(first)) = tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.first_byte()).await {
                 route(first, stream, from, config, pairing, shown).await;
             }
         });
@@ -166,14 +141,9 @@ pub async fn run(listener: TcpListener, config: ListenerConfig) {
     }
 }
 
-async fn first_byte(stream: &TcpStream) -> Option<u8> {
-    let mut byte = [0];
-    (stream.peek(&mut byte).await.ok()? == 1).then_some(byte[0])
-}
-
 async fn route(
     first: u8,
-    mut stream: TcpStream,
+    mut stream: Stream,
     from: SocketAddr,
     config: ListenerConfig,
     pairing: Arc<Pairing>,

@@ -22,4 +22,5 @@ mod reader;
 pub(crate) mod secret;
 pub(crate) mod session;
 pub mod tls;
+pub mod transport;
 pub mod wire;

@@ -1,9 +1,10 @@
 //! The caller's side of one call that is out: exactly one end, whatever happens first (R1, R5).
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::deadline::{DeadlineKey, Deadlines};
 use super::link::Link;

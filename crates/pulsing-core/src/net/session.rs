@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use super::conn::Conn;
 use super::deadline::{DeadlineKey, Deadlines};

@@ -16,9 +16,9 @@ use rustls::RootCertStore;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use sha2::{Digest, Sha256};
-use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
+use super::handshake::Io;
 use crate::error::{Error, Result};
 
 /// Every member's certificate carries this name: membership is all it proves.
@@ -122,7 +122,7 @@ impl ClusterTls {
     ///
     /// # Errors
     /// The reason in words.
-    pub async fn accept(&self, stream: TcpStream) -> std::result::Result<TlsStream<TcpStream>, String> {
+    pub(crate) async fn accept<S: Io>(&self, stream: S) -> std::result::Result<TlsStream<S>, String> {
         self.acceptor.accept(stream).await.map(TlsStream::Server).map_err(|e| explain(&e))
     }
 
@@ -130,7 +130,7 @@ impl ClusterTls {
     ///
     /// # Errors
     /// The reason in words.
-    pub async fn connect(&self, stream: TcpStream) -> std::result::Result<TlsStream<TcpStream>, String> {
+    pub(crate) async fn connect<S: Io>(&self, stream: S) -> std::result::Result<TlsStream<S>, String> {
         let name = ServerName::try_from(MEMBER).map_err(|e| e.to_string())?;
         self.connector.connect(name, stream).await.map(TlsStream::Client).map_err(|e| explain(&e))
     }
@@ -175,7 +175,7 @@ fn authority_seed(passphrase: &Passphrase, cluster: &str) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     async fn meet(
         a: &ClusterTls,

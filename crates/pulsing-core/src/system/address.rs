@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
 use super::config::{Security, SystemConfig};
 use crate::error::{Error, Result};
+use crate::net::transport::Transport;
 
 /// What to bind and, once the port is known, which IP to tell others.
 pub(super) struct Binding {
@@ -15,10 +16,10 @@ pub(super) struct Binding {
 ///
 /// # Errors
 /// `InvalidAddress` when it is no such thing or the name does not resolve.
-pub(super) async fn resolve(text: &str) -> Result<Vec<SocketAddr>> {
+pub(super) async fn resolve(text: &str, transport: &Transport) -> Result<Vec<SocketAddr>> {
     let invalid = |reason: String| Error::InvalidAddress { value: text.to_owned(), reason };
     check(text)?;
-    let found: Vec<_> = tokio::net::lookup_host(text).await.map_err(|e| invalid(e.to_string()))?.collect();
+    let found = transport.lookup(text).await.map_err(|e| invalid(e.to_string()))?;
     if found.is_empty() { Err(invalid("the name has no address".into())) } else { Ok(found) }
 }
 
@@ -41,14 +42,14 @@ pub(super) async fn choose(config: &SystemConfig) -> Result<Binding> {
     config.seeds.iter().try_for_each(|seed| check(seed))?;
     let mut seed = None;
     for text in &config.seeds {
-        if let Ok(found) = resolve(text).await {
+        if let Ok(found) = resolve(text, &config.transport).await {
             seed = found.first().copied();
             break;
         }
     }
     let toward_seed = seed.and_then(interface_to);
     let bind = match &config.addr {
-        Some(text) => resolve(text).await?[0],
+        Some(text) => resolve(text, &config.transport).await?[0],
         None => SocketAddr::new(toward_seed.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), 0),
     };
     let advertise = if !bind.ip().is_unspecified() {
@@ -90,7 +91,7 @@ mod tests {
         for (text, word) in
             [("localhost", "port is missing"), ("localhost:http", "no port"), ("no.such.host.invalid:1", "")]
         {
-            let error = resolve(text).await.unwrap_err().to_string();
+            let error = resolve(text, &Transport::Tcp).await.unwrap_err().to_string();
             assert!(error.contains(text) && error.contains(word), "{error}");
         }
     }

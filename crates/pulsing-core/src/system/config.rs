@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::net::tls::Passphrase;
+use crate::net::transport::Transport;
 
 /// Who may send cluster and actor traffic (design section 6).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct SystemConfig {
     pub observe: bool,
     /// Largest message accepted from a peer, in bytes.
     pub max_message: u64,
+    /// What carries its connections; everything but a test wants TCP.
+    pub transport: Transport,
 }
 
 impl Default for SystemConfig {
@@ -49,6 +52,7 @@ impl Default for SystemConfig {
             join_timeout: Some(Duration::from_secs(10)),
             observe: true,
             max_message: 4 << 30,
+            transport: Transport::Tcp,
         }
     }
 }

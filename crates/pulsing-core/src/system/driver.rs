@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use super::node::Inner;
 use crate::cluster::{Delta, Digest, Identity, MemberEvent, Membership, MembershipOutput, MembershipTimer};
@@ -87,7 +88,7 @@ impl Driver {
             let next = self.timers.peek().map(|Reverse(due)| due.at);
             let timer = async {
                 match next {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    Some(at) => tokio::time::sleep_until(at).await,
                     None => std::future::pending().await,
                 }
             };
@@ -288,7 +289,7 @@ impl Driver {
         if alive.is_empty() {
             return;
         }
-        let to = alive[rand::random_range(0..alive.len())];
+        let to = alive[self.inner.config.transport.random() as usize % alive.len()];
         let root = self.inner.registry.lock().root();
         self.control.send(to, Kind::Root, &RootHeader { root }, Bytes::new());
     }

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
+use tokio::time::Instant;
 
 use super::address;
 use super::driver::Input;
@@ -106,7 +107,7 @@ enum Met {
 /// Asks whoever answers at a seed who it is, and asks to join it.
 async fn meet(inner: &Arc<Inner>, seed: &str) -> Result<Met> {
     let mut last = None;
-    for addr in address::resolve(seed).await? {
+    for addr in address::resolve(seed, &inner.config.transport).await? {
         match ask(inner, addr).await {
             Ok(peer) if peer.node == inner.id => return Ok(Met::Myself),
             Ok(peer) => {
@@ -121,9 +122,7 @@ async fn meet(inner: &Arc<Inner>, seed: &str) -> Result<Met> {
 }
 
 async fn ask(inner: &Arc<Inner>, addr: SocketAddr) -> Result<Identity> {
-    let me = *inner.me.lock();
-    let (mut stream, peer) =
-        conn::dial(addr, me, Lane::Control, 0, &inner.link_config.cred).await.map_err(|e| e.error)?;
+    let (mut stream, peer) = conn::dial(addr, Lane::Control, 0, &inner.link_config).await.map_err(|e| e.error)?;
     let _ = stream.write_all(&encode(Kind::Bye, &EmptyHeader {}, 0)).await;
     let _ = stream.shutdown().await;
     Ok(peer)

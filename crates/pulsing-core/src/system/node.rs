@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::driver::{Driver, Input};
 use super::{ActorSpec, Endpoint, Instance, Member, MemberState, Security, SystemConfig, Target};
@@ -97,11 +98,11 @@ impl System {
                 Trust::Anyone
             }
         };
-        let listener = listener::bind(binding.bind)?;
-        let port = listener.local_addr().map_err(|e| Error::Config(e.to_string()))?.port();
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-        let id = NodeId::generate();
-        let identity = Identity::new(id, SocketAddr::new(binding.advertise, port), epoch);
+        let transport = config.transport.clone();
+        let listener = transport.bind(binding.bind)?;
+        let port = listener.port().map_err(|e| Error::Config(e.to_string()))?;
+        let id = transport.node_id();
+        let identity = Identity::new(id, SocketAddr::new(binding.advertise, port), transport.epoch());
 
         let metrics = Arc::new(Metrics::default());
         let (driver, inputs) = mpsc::unbounded_channel();
@@ -110,6 +111,7 @@ impl System {
         let me = Arc::new(Mutex::new(identity));
         let link_config = LinkConfig {
             me: Arc::clone(&me),
+            transport: transport.clone(),
             cred: Arc::new(Credentials { cluster: config.cluster.clone(), trust }),
             metrics: Arc::clone(&metrics),
             max_message: config.max_message,
@@ -145,7 +147,7 @@ impl System {
         let observe = inner.config.observe.then(|| Arc::clone(&inner) as Arc<dyn ObserveSource>);
         let accept = ListenerConfig { link: link_config.clone(), session, events: events_tx.clone(), observe };
         let preset = if inner.config.security == Security::Local { Preset::Local } else { Preset::Lan };
-        let membership = Membership::new(identity, preset, rand::random());
+        let membership = Membership::new(identity, preset, transport.random());
         let control = Control::new(link_config, events_tx);
         let driver = Driver::new(Arc::clone(&inner), membership, control, synced_tx);
         {
@@ -300,7 +302,7 @@ impl System {
     pub async fn resolve(&self, name: &str, node: Option<NodeId>, timeout: Duration) -> Result<Instance> {
         check_name(name)?;
         let mut changes = self.changes();
-        let deadline = tokio::time::Instant::now() + timeout;
+        let deadline = Instant::now() + timeout;
         loop {
             let mut found = self.instances(name);
             found.retain(|i| node.is_none_or(|n| i.target.node == n));

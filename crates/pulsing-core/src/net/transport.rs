@@ -1,0 +1,202 @@
+//! What carries a node's connections: the seam between the runtime and the operating system's network.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::conn::{Reading, Writing};
+use crate::error::{Error, Result};
+use crate::id::NodeId;
+
+/// Where a node's connections go, and where it has its chances from.
+#[derive(Clone, Debug, Default)]
+pub enum Transport {
+    /// The operating system's TCP.
+    #[default]
+    Tcp,
+}
+
+/// One connection, before TLS.
+#[derive(Debug)]
+pub enum Stream {
+    /// The operating system's.
+    Tcp(TcpStream),
+}
+
+/// Where connections arrive.
+#[derive(Debug)]
+pub enum Listener {
+    /// The operating system's.
+    Tcp(TcpListener),
+}
+
+impl Transport {
+    /// Connects to `addr`.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` when nobody listens there; whatever else the network says.
+    pub async fn connect(&self, addr: SocketAddr) -> io::Result<Stream> {
+        match self {
+            Self::Tcp => {
+                let stream = TcpStream::connect(addr).await?;
+                // An ephemeral client port may meet its own destination port: the kernel then connects the socket to
+                // itself.
+                if stream.local_addr().is_ok_and(|local| local == addr) {
+                    return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens there"));
+                }
+                prepare(&stream);
+                Ok(Stream::Tcp(stream))
+            }
+        }
+    }
+
+    /// Listens on `addr`.
+    ///
+    /// # Errors
+    /// `Bind` with the system's words.
+    pub fn bind(&self, addr: SocketAddr) -> Result<Listener> {
+        let bound = match self {
+            Self::Tcp => bind_tcp(addr).map(Listener::Tcp),
+        };
+        bound.map_err(|e| {
+            let reason = if e.kind() == io::ErrorKind::AddrInUse {
+                "the port is in use; choose another --addr or stop its holder".to_owned()
+            } else {
+                e.to_string()
+            };
+            Error::Bind { addr: addr.to_string(), reason }
+        })
+    }
+
+    /// The addresses of `host:port`.
+    ///
+    /// # Errors
+    /// The resolver's words.
+    pub async fn lookup(&self, text: &str) -> io::Result<Vec<SocketAddr>> {
+        match self {
+            Self::Tcp => Ok(tokio::net::lookup_host(text).await?.collect()),
+        }
+    }
+
+    /// The id of a node that starts.
+    pub fn node_id(&self) -> NodeId {
+        match self {
+            Self::Tcp => NodeId::generate(),
+        }
+    }
+
+    /// The epoch of a node that starts: milliseconds of wall-clock time, so that a restart is younger than what it
+    /// replaces.
+    pub fn epoch(&self) -> u64 {
+        match self {
+            Self::Tcp => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,
+        }
+    }
+
+    /// A random number for choices whose outcome shows in how the node behaves.
+    pub fn random(&self) -> u64 {
+        match self {
+            Self::Tcp => rand::random(),
+        }
+    }
+}
+
+fn bind_tcp(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::STREAM, None)?;
+    // A restart on the same port must not wait for the kernel to forget old connections.
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(1024)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// Socket options of every link: small frames go out at once, and a vanished host is noticed.
+fn prepare(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let keepalive =
+        socket2::TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
+    let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive);
+}
+
+impl Listener {
+    /// The next connection, and where it comes from.
+    ///
+    /// # Errors
+    /// The system's words; the listener may be asked again.
+    pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, from) = listener.accept().await?;
+                prepare(&stream);
+                Ok((Stream::Tcp(stream), from))
+            }
+        }
+    }
+
+    /// The port others connect to.
+    ///
+    /// # Errors
+    /// The system's words.
+    pub fn port(&self) -> io::Result<u16> {
+        match self {
+            Self::Tcp(listener) => Ok(listener.local_addr()?.port()),
+        }
+    }
+}
+
+impl Stream {
+    /// Waits for the first byte and leaves it where it is; `None` at the end of the stream.
+    pub async fn first_byte(&self) -> Option<u8> {
+        match self {
+            Self::Tcp(stream) => {
+                let mut byte = [0];
+                (stream.peek(&mut byte).await.ok()? == 1).then_some(byte[0])
+            }
+        }
+    }
+
+    /// Splits for a reader and a writer task.
+    pub fn halves(self) -> (Reading, Writing) {
+        match self {
+            Self::Tcp(stream) => {
+                let (reading, writing) = stream.into_split();
+                (Box::new(reading), Box::new(writing))
+            }
+        }
+    }
+}
+
+macro_rules! forward {
+    ($self:ident, $stream:ident => $call:expr) => {
+        match $self.get_mut() {
+            Stream::Tcp($stream) => {
+                let $stream = Pin::new($stream);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        forward!(self, stream => stream.poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        forward!(self, stream => stream.poll_write(cx, buf))
+    }
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        forward!(self, stream => stream.poll_flush(cx))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        forward!(self, stream => stream.poll_shutdown(cx))
+    }
+}
