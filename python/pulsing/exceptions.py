@@ -11,6 +11,7 @@
     │   ├── InvalidNameError                the text cannot be a name           (also ValueError)
     │   ├── NameNotFoundError               nobody serves under this name       (also LookupError)
     │   ├── NodeNotFoundError               the node is no member               (also LookupError)
+    │   ├── CodeNotFoundError               the other node lacks a module       (also ImportError)
     │   ├── ConnectFailedError              the peer could not be dialled       (also ConnectionError)
     │   ├── ConnectionLostError             the link broke while a call was out (also ConnectionError)
     │   ├── RefusedError                    a handshake was refused             (also ConnectionError)
@@ -42,6 +43,7 @@ __all__ = [
     "ActorStoppedError",
     "BindError",
     "CallCancelledError",
+    "CodeNotFoundError",
     "ConfigError",
     "ConnectFailedError",
     "ConnectionLostError",
@@ -135,6 +137,21 @@ class NameNotFoundError(PulsingRuntimeError, LookupError):
 
 class NodeNotFoundError(PulsingRuntimeError, LookupError):
     """The node is not a member of the cluster."""
+
+
+class CodeNotFoundError(PulsingRuntimeError, ImportError):
+    """A node lacks code that an actor or a message needs; nothing ran there.
+
+    Args:
+        message: What is missing where, and the way out.
+        module: Module that could not be imported, if known.
+        node: The node that lacks it.
+    """
+
+    def __init__(self, message: str, *, module: str | None = None, node: str = "") -> None:
+        super().__init__(message)
+        self.module = module
+        self.node = node
 
 
 class ConnectFailedError(PulsingRuntimeError, ConnectionError):

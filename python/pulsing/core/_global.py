@@ -9,6 +9,7 @@ from typing import Any
 from pulsing.core._config import DEFAULT_TIMEOUT, SystemConfig
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._lifecycle import check_fork, start_logging
+from pulsing.core._placement import Placement
 from pulsing.core._proxy import ActorProxy
 from pulsing.core._refs import ActorRef
 from pulsing.core._system import ActorSystem
@@ -194,6 +195,9 @@ async def spawn(
     min_backoff: float = 0.1,
     max_backoff: float = 30.0,
     restart_window: float = 300.0,
+    mailbox: int | None = None,
+    max_concurrency: int | None = None,
+    placement: Placement = "local",
 ) -> ActorRef:
     """`ActorSystem.spawn` on the process's own system."""
     return await get_system().spawn(
@@ -205,6 +209,9 @@ async def spawn(
         min_backoff=min_backoff,
         max_backoff=max_backoff,
         restart_window=restart_window,
+        mailbox=mailbox,
+        max_concurrency=max_concurrency,
+        placement=placement,
     )
 
 

@@ -202,7 +202,13 @@ class Inlet:
     def _decode(self, call: _core.InboundCall) -> tuple[MethodSpec, tuple[Any, ...], dict[str, Any]]:
         cell = self._cell
         if call.codec == PICKLE:
-            op, name, args, kwargs = decode(PICKLE, call.head, call.buffers, cell.system)
+            try:
+                op, name, args, kwargs = decode(PICKLE, call.head, call.buffers, cell.system)
+            except (ImportError, AttributeError) as error:
+                from pulsing.core._spawn import unreadable
+
+                node = f"{cell.system.node_id} at {cell.system.addr}"
+                raise unreadable(error, f"a message for actor {cell.label}", node) from error
             return resolve_call(cell, op, name, args, kwargs)
         if call.codec == RAW:
             return resolve_call(cell, OP_MESSAGE, "", (decode(RAW, call.head, call.buffers, None),), {})

@@ -93,15 +93,31 @@ def _dump(obj: Any, callback: Any, buffers: list[Any]) -> bytes:
 
 
 def _dump_by_value(obj: Any, callback: Any, buffers: list[Any]) -> bytes:
-    import cloudpickle
-
     buffers.clear()
     out = io.BytesIO()
     try:
-        cloudpickle.Pickler(out, protocol=5, buffer_callback=callback).dump(obj)
+        _by_value(out, callback).dump(obj)
     except Exception as error:
         raise TypeError(f"cannot send a {type(obj).__name__} to another process: {error}") from error
     return out.getvalue()
+
+
+def _by_value(out: io.BytesIO, callback: Any) -> Any:
+    # Only who sends such things pays for loading it.
+    import cloudpickle
+
+    pickler = cloudpickle.Pickler(out, protocol=5, buffer_callback=callback)
+    usual = pickler.reducer_override
+
+    def reduce(obj: Any) -> Any:
+        # Found under its import path is the wrapper: cloudpickle would take the class itself for one that exists
+        # here only, and send a copy that is another class over there.
+        if isinstance(obj, type) and not _local_only(obj) and _wrapped(obj):
+            return raw_class, (obj.__module__, obj.__qualname__)
+        return usual(obj)
+
+    pickler.reducer_override = reduce
+    return pickler
 
 
 def loads(head: bytes, buffers: Sequence[Any] = (), system: ActorSystem | None = None) -> Any:

@@ -10,8 +10,8 @@ from typing import Any, overload
 
 from pulsing.core._ids import NodeId
 from pulsing.core._proxy import ActorProxy, method_names
-from pulsing.core._supervision import RestartPolicy
-from pulsing.exceptions import PulsingRuntimeError
+from pulsing.core._supervision import RestartPolicy, check_limits
+from pulsing.exceptions import CodeNotFoundError, PulsingRuntimeError
 
 _wrappers: weakref.WeakValueDictionary[str, ActorClass] = weakref.WeakValueDictionary()
 
@@ -28,9 +28,13 @@ class ActorClass:
         policy: How its actors are supervised.
     """
 
-    def __init__(self, cls: type, policy: RestartPolicy) -> None:
+    def __init__(
+        self, cls: type, policy: RestartPolicy, mailbox: int | None = None, max_concurrency: int | None = None
+    ) -> None:
         self.cls = cls
         self.policy = policy
+        self._mailbox = mailbox
+        self._max_concurrency = max_concurrency
         self.__wrapped__ = cls
         self.__name__ = cls.__name__
         self.__qualname__ = cls.__qualname__
@@ -45,6 +49,8 @@ class ActorClass:
         name: str | None = None,
         public: bool | None = None,
         placement: str | int | NodeId = "local",
+        mailbox: int | None = None,
+        max_concurrency: int | None = None,
         **kwargs: Any,
     ) -> ActorProxy:
         """Starts an actor and returns its typed proxy when it is ready.
@@ -54,17 +60,38 @@ class ActorClass:
             system: Where; default: the global system of `pul.init`.
             name: Name to serve under; none: reachable through the returned proxy only.
             public: Publish the name in the cluster; default: when there is one.
-            placement: "local", "remote" (some other node; here, with a warning, when there is none), or a node id.
+            placement: "local"; "remote": the other Python nodes in turn (here, with a warning, when there is none); a
+                node id; or the ``host:port`` of a member.
+            mailbox: Messages that may wait (16 to 1,000,000). Default: the decorator's, else the system's.
+            max_concurrency: Handlers that may interleave. Default: likewise.
             **kwargs: For the constructor.
 
         Raises:
-            Exception: What the constructor or `on_start` raised.
+            Exception: What the constructor or `on_start` raised, there as here.
             NameTakenError: The name has a holder on that node.
-            ValueError: A placement that is none.
+            NodeNotFoundError: The placement is no living member.
+            CodeNotFoundError: The other node lacks code that the actor needs.
+            ValueError: A placement that is none, or numbers that make no sense.
         """
         where = system if system is not None else _global_system()
-        ref = await where.spawn_class(self, args, kwargs, name=name, public=public, placement=placement)
+        ref = await where.spawn_class(
+            self,
+            args,
+            kwargs,
+            name=name,
+            public=public,
+            placement=placement,
+            mailbox=mailbox,
+            max_concurrency=max_concurrency,
+        )
         return ActorProxy(ref, method_names(self.cls))
+
+    def limits(self, mailbox: int | None, max_concurrency: int | None) -> tuple[int | None, int | None]:
+        """``(mailbox, max_concurrency)`` of a spawn: what it says, else what the decorator said."""
+        return (
+            self._mailbox if mailbox is None else mailbox,
+            self._max_concurrency if max_concurrency is None else max_concurrency,
+        )
 
     async def local(
         self, system: Any, *args: Any, name: str | None = None, public: bool | None = None, **kwargs: Any
@@ -129,7 +156,7 @@ class ActorClass:
         from pulsing.core._pickle import is_main
 
         if is_main(self.cls):
-            return ActorClass, (self.cls, self.policy)
+            return ActorClass, (self.cls, self.policy, self._mailbox, self._max_concurrency)
         return import_class, (self.cls.__module__, self.cls.__qualname__)
 
 
@@ -154,21 +181,29 @@ def registered() -> list[str]:
     return sorted(_wrappers)
 
 
-def import_class(module: str, qualname: str) -> ActorClass:
+def import_class(module: str, qualname: str, node: str = "") -> ActorClass:
     """The ``@remote`` class at an import path; a plain class is wrapped.
 
+    Args:
+        module: Where it is.
+        qualname: What it is called there.
+        node: How errors name this node; empty: "this node".
+
     Raises:
-        PulsingRuntimeError: It cannot be imported here.
+        CodeNotFoundError: It cannot be imported here.
+        PulsingRuntimeError: It is no class.
     """
     try:
         found: Any = sys.modules.get(module) or importlib.import_module(module)
         for part in qualname.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise PulsingRuntimeError(
-            f"cannot import {module}.{qualname} on this node: {error}; install it there, or define the class in the "
-            "main program, from where it travels by value",
-            error,
+        raise CodeNotFoundError(
+            f"cannot import {module}.{qualname} on {f'node {node}' if node else 'this node'}: {error}; install module "
+            f"{getattr(error, 'name', None) or module!r} there too, or define the class in the main program: from "
+            "there it travels by value",
+            module=module,
+            node=node,
         ) from error
     if isinstance(found, ActorClass):
         return found
@@ -187,6 +222,8 @@ def remote(
     min_backoff: float = 0.1,
     max_backoff: float = 30.0,
     restart_window: float = 300.0,
+    mailbox: int | None = None,
+    max_concurrency: int | None = None,
 ) -> Any: ...
 def remote(
     cls: type | None = None,
@@ -197,6 +234,8 @@ def remote(
     min_backoff: float = 0.1,
     max_backoff: float = 30.0,
     restart_window: float = 300.0,
+    mailbox: int | None = None,
+    max_concurrency: int | None = None,
 ) -> Any:
     """Makes a class an actor class.
 
@@ -207,16 +246,19 @@ def remote(
         min_backoff: Seconds before the first restart of a series.
         max_backoff: Longest wait in seconds.
         restart_window: Seconds over which restarts are counted.
+        mailbox: Messages that may wait (16 to 1,000,000); default: the system's.
+        max_concurrency: Handlers that may interleave; default: the system's.
 
     Raises:
         TypeError: Put on something that is no class.
-        ValueError: A policy that makes no sense.
+        ValueError: A policy or numbers that make no sense.
     """
     policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
+    check_limits(mailbox, max_concurrency)
 
     def wrap(target: type) -> ActorClass:
         if not inspect.isclass(target):
             raise TypeError(f"@pul.remote goes on a class, not on {target!r}")
-        return ActorClass(target, policy)
+        return ActorClass(target, policy, mailbox, max_concurrency)
 
     return wrap if cls is None else wrap(cls)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from pulsing.core._dispatch import OP_CALL
 from pulsing.core._ids import ActorId, NodeId
-from pulsing.core._pickle import is_main
+from pulsing.core._placement import SERVICE_NAME
 from pulsing.core._proxy import ActorProxy
-from pulsing.core._refs import ActorRef
-from pulsing.core._remote import ActorClass, import_class, registered
+from pulsing.core._refs import ActorRef, Options
+from pulsing.core._remote import import_class, registered
+from pulsing.core._spawn import Blueprint, Order, SpawnOptions, arrived
 from pulsing.core._supervision import RestartPolicy
-from pulsing.exceptions import PulsingError
+from pulsing.exceptions import (
+    ConnectionLostError,
+    NameNotFoundError,
+    NodeNotFoundError,
+    PulsingActorError,
+    PulsingError,
+    PulsingTimeoutError,
+)
 
 if TYPE_CHECKING:
     from pulsing.core._system import ActorSystem
 
-PYTHON_ACTOR_SERVICE_NAME = "system/python_actor_service"
+PYTHON_ACTOR_SERVICE_NAME = SERVICE_NAME
 
 _log = logging.getLogger("pulsing")
 
@@ -31,19 +40,20 @@ class PythonActorService:
         self._system = system
         self._begun = time.monotonic()
 
-    async def spawn(
-        self,
-        source: tuple[str, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        name: str | None,
-        public: bool | None,
-    ) -> bytes:
-        """Starts an actor; `source` is ("import", (module, qualname)) or ("value", ActorClass). Returns its raw id."""
-        how, what = source
-        cls: ActorClass = import_class(*what) if how == "import" else what
-        ref = await self._system.spawn_class(cls, args, kwargs, name=name, public=public)
+    async def spawn(self, order: Order) -> bytes:
+        """Starts an actor for another node. Returns its raw id."""
+        make = await arrived(order.source, f"{self._system.node_id} at {self._system.addr}")
+        plan = Blueprint(make, order.args, order.kwargs)
+        try:
+            ref = await self._system.spawn_from(plan, order.options, actor=order.actor)
+        except SystemExit as error:
+            # What ends a program that starts an actor here must not end the service of this node.
+            raise PulsingActorError(f"{plan.label} called sys.exit({error.code!r}) while it was started") from error
         return ref.actor_id.raw
+
+    async def discard(self, actor: ActorId) -> None:
+        """Ends an actor that was started for someone who gave up waiting for it."""
+        await self._system.kill(actor)
 
     async def create_actor(
         self,
@@ -63,10 +73,8 @@ class PythonActorService:
         module, _, qualname = class_name.rpartition(".")
         found = import_class(module, qualname)
         policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff)
-        cls = ActorClass.__new__(ActorClass)
-        cls.__dict__.update(found.__dict__)
-        cls.policy = policy if policy.restarts else found.policy
-        ref = await self._system.spawn_class(cls, args, kwargs, name=name, public=public)
+        options = SpawnOptions(name, public, policy if policy.restarts else found.policy, *found.limits(None, None))
+        ref = await self._system.spawn_from(Blueprint(found.cls, args, kwargs), options)
         return {"actor_id": str(ref.actor_id), "node_id": str(ref.node_id), "methods": sorted(methods_of(found.cls))}
 
     def list_registry(self) -> list[str]:
@@ -127,21 +135,25 @@ async def _service_of(system: ActorSystem, node: NodeId | None) -> ActorProxy:
     )
 
 
-async def create_there(
-    system: ActorSystem,
-    node: NodeId,
-    cls: ActorClass,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    name: str | None,
-    public: bool | None,
-) -> ActorRef:
-    """Starts an actor on another node."""
-    raw = cls.cls
-    source: tuple[str, Any] = ("value", cls) if is_main(raw) else ("import", (raw.__module__, raw.__qualname__))
-    service = await _service_of(system, node)
-    actor = await service.ref._ask(OP_CALL, "spawn", (source, args, kwargs, name, public), {})
-    return ActorRef(system, node, ActorId(actor), name)
+async def create_there(system: ActorSystem, node: NodeId, plan: Blueprint, options: SpawnOptions) -> ActorRef:
+    """Starts an actor on another node. Whoever is cancelled meanwhile, or gets no answer, leaves no actor there."""
+    order = Order(plan.source(), plan.args, plan.kwargs, options, ActorId.generate())
+    try:
+        service = (await _service_of(system, node)).ref
+    except NameNotFoundError:
+        raise NodeNotFoundError(
+            f"node {node} runs no {PYTHON_ACTOR_SERVICE_NAME}: it is no Python node, so that {plan.label} cannot be "
+            "placed there"
+        ) from None
+    try:
+        # As long as it takes, as here: constructors load models, and the caller's own deadline travels along.
+        actor = await service._ask(OP_CALL, "spawn", (order,), {}, Options(timeout=None))
+    except (asyncio.CancelledError, PulsingTimeoutError, ConnectionLostError):
+        # It may have been ready just then, its answer on the way.
+        with contextlib.suppress(PulsingError):
+            await service._tell(OP_CALL, "discard", (order.actor,), {})
+        raise
+    return ActorRef(system, node, ActorId(actor), options.name)
 
 
 async def find_there(system: ActorSystem, actor: ActorId) -> ActorRef | None:

@@ -50,6 +50,22 @@ class RestartPolicy:
         return self.policy != "never"
 
 
+def check_limits(mailbox: int | None, max_concurrency: int | None) -> None:
+    """Checks what one actor may hold at a time.
+
+    Args:
+        mailbox: Messages that may wait; None: not said.
+        max_concurrency: Handlers that may interleave; None: not said.
+
+    Raises:
+        ValueError: Numbers that make no sense.
+    """
+    if mailbox is not None and not 16 <= mailbox <= 1_000_000:
+        raise ValueError(f"mailbox={mailbox}: expected 16 to 1000000 messages")
+    if max_concurrency is not None and max_concurrency < 1:
+        raise ValueError(f"max_concurrency={max_concurrency}: expected 1 or more")
+
+
 class RestartBudget:
     """Counts the restarts of one actor."""
 

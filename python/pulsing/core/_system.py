@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
-import random
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -22,9 +20,11 @@ from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import Inlet
 from pulsing.core._life import OPEN
 from pulsing.core._mailbox import CAPACITY
+from pulsing.core._placement import SERVICE_NAME, Placement, Placer
 from pulsing.core._proxy import ActorProxy, method_names
 from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass
+from pulsing.core._spawn import Blueprint, Given, SpawnOptions, blueprint
 from pulsing.core._supervision import RestartPolicy
 from pulsing.exceptions import (
     ActorNotFoundError,
@@ -35,8 +35,6 @@ from pulsing.exceptions import (
 )
 
 _log = logging.getLogger("pulsing")
-
-SERVICE_NAME = "system/python_actor_service"
 
 STOP_GRACE = 5.0
 """Seconds running handlers get when their actor is stopped."""
@@ -86,6 +84,7 @@ class ActorSystem:
         self._node_id = NodeId(core.node_id)
         self._cells: dict[bytes, Cell] = {}
         self._names: dict[str, Cell] = {}
+        self._placer = Placer(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: asyncio.Task[None] | None = None
         self._thread = threading.get_ident()
@@ -197,11 +196,12 @@ class ActorSystem:
         min_backoff: float = 0.1,
         max_backoff: float = 30.0,
         restart_window: float = 300.0,
-        mailbox: int = CAPACITY,
-        max_concurrency: int = MAX_CONCURRENCY,
+        mailbox: int | None = None,
+        max_concurrency: int | None = None,
+        placement: Placement = "local",
         _internal: bool = False,
     ) -> ActorRef:
-        """Starts an actor on this node and returns when it is ready.
+        """Starts an actor and returns when it is ready.
 
         Args:
             actor: An instance with `receive` or methods; or, needed for supervision, a zero-argument factory of one.
@@ -212,20 +212,21 @@ class ActorSystem:
             min_backoff: Seconds before the first restart of a series.
             max_backoff: Longest wait in seconds.
             restart_window: Seconds over which restarts are counted.
-            mailbox: Messages that may wait (16 to 1,000,000).
-            max_concurrency: Handlers that may interleave.
+            mailbox: Messages that may wait (16 to 1,000,000); default: the system's.
+            max_concurrency: Handlers that may interleave; default: the system's.
+            placement: Where it lives, as for `ActorClass.spawn`. An instance that goes elsewhere goes as a copy.
 
         Raises:
             Exception: What the factory or `on_start` raised.
-            NameTakenError: The name has a holder on this node.
-            TypeError: Nothing that can be an actor, or supervision without a factory.
-            ValueError: Numbers that make no sense.
+            NameTakenError: The name has a holder on that node.
+            NodeNotFoundError: The placement is no living member.
+            CodeNotFoundError: The other node lacks code that the actor needs.
+            TypeError: Nothing that can be an actor, supervision without a factory, or what cannot travel.
+            ValueError: A placement that is none, or numbers that make no sense.
         """
         policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
-        factory = _factory(actor, policy)
-        blocks = bool(getattr(actor, "_pulsing_blocking", False))
-        cell = self._cell(factory, name, policy, blocks, mailbox, max_concurrency)
-        return await self._launch(cell, public, _internal)
+        options = SpawnOptions(name, public, policy, mailbox, max_concurrency)
+        return await self.spawn_from(blueprint(actor, policy), options, placement, internal=_internal)
 
     async def spawn_class(
         self,
@@ -235,47 +236,43 @@ class ActorSystem:
         *,
         name: str | None,
         public: bool | None,
-        placement: str | int | NodeId = "local",
+        placement: Placement = "local",
+        mailbox: int | None = None,
+        max_concurrency: int | None = None,
     ) -> ActorRef:
         """`spawn` of an ``@remote`` class, here or on another node."""
-        node = self._place(placement)
-        if node is not None and node != self._node_id:
+        options = SpawnOptions(name, public, cls.policy, *cls.limits(mailbox, max_concurrency))
+        return await self.spawn_from(Blueprint(cls.cls, args, kwargs), options, placement)
+
+    async def spawn_from(
+        self,
+        plan: Blueprint,
+        options: SpawnOptions,
+        placement: Placement = "local",
+        *,
+        actor: ActorId | None = None,
+        internal: bool = False,
+    ) -> ActorRef:
+        """What every spawn comes to.
+
+        Args:
+            plan: What makes the instance.
+            options: How the actor lives.
+            placement: Where.
+            actor: Its id, when whoever asked for it has chosen one.
+            internal: It is part of the runtime.
+        """
+        self._check_usable()
+        node = self._node_id if placement == "local" else await self._placer.node(placement)
+        if node != self._node_id:
             from pulsing.core._service import create_there
 
-            return await create_there(self, node, cls, args, kwargs, name, public)
-        raw = cls.cls
-        blocks = bool(getattr(raw, "_pulsing_blocking", False))
-        cell = self._cell(lambda: raw(*args, **kwargs), name, cls.policy, blocks)
-        return await self._launch(cell, public, False)
+            return await create_there(self, node, plan, options)
+        return await self._launch(self._cell(plan, options, actor), options.public, internal)
 
-    def _place(self, placement: str | int | NodeId) -> NodeId | None:
-        if placement == "local":
-            return None
-        if placement == "remote":
-            others = [m["node_id"] for m in self.core.members() if not m["me"] and m["state"] == "alive"]
-            if not others:
-                _log.warning("placement='remote', but this node is alone: the actor is placed here")
-                return None
-            return NodeId(random.choice(others))
-        try:
-            return node_of(placement)
-        except ConfigError:
-            raise ValueError(f"placement={placement!r}: expected 'local', 'remote' or a node id") from None
-
-    def _cell(
-        self,
-        factory: Callable[[], Any],
-        name: str | None,
-        policy: RestartPolicy,
-        blocks: bool,
-        mailbox: int = CAPACITY,
-        max_concurrency: int = MAX_CONCURRENCY,
-    ) -> Cell:
+    def _cell(self, plan: Blueprint, options: SpawnOptions, actor: ActorId | None = None) -> Cell:
         self._check_usable()
-        if not 16 <= mailbox <= 1_000_000:
-            raise ValueError(f"mailbox={mailbox}: expected 16 to 1000000 messages")
-        if max_concurrency < 1:
-            raise ValueError(f"max_concurrency={max_concurrency}: expected 1 or more")
+        name = options.name
         if name is not None:
             name = clean_name(name)
             if name in self._names:
@@ -283,8 +280,16 @@ class ActorSystem:
                     f"name {name!r} is already taken on this node; stop its holder or choose another name"
                 )
         cell = Cell(
-            self, factory, name=name, policy=policy, blocking=blocks, mailbox=mailbox, max_concurrency=max_concurrency
+            self,
+            plan.build,
+            name=name,
+            policy=options.policy,
+            blocking=plan.blocking,
+            mailbox=options.mailbox or CAPACITY,
+            max_concurrency=options.max_concurrency or MAX_CONCURRENCY,
         )
+        if actor is not None:
+            cell.id = actor
         if name is not None:
             self._names[name] = cell
         return cell
@@ -340,7 +345,7 @@ class ActorSystem:
             future = asyncio.run_coroutine_threadsafe(self.spawn(instance, name=name, public=public), self.loop)
             future.result(30)
             return
-        cell = self._cell(lambda: instance, name, RestartPolicy(), False)
+        cell = self._cell(Blueprint(Given(instance)), SpawnOptions(name, public))
         self._cells[cell.id.raw] = cell
         cell.life.adopt(instance)
         try:
@@ -563,30 +568,3 @@ class ActorSystem:
 
     def __repr__(self) -> str:
         return f"<ActorSystem {self._node_id} at {self.addr}{', shut down' if self.is_shut_down else ''}>"
-
-
-def _factory(actor: Any, policy: RestartPolicy) -> Callable[[], Any]:
-    if isinstance(actor, (ActorProxy, ActorRef)):
-        raise TypeError(f"{actor!r} is an actor already")
-    if isinstance(actor, ActorClass):
-        return actor.cls
-    if inspect.isclass(actor) or inspect.isroutine(actor) or (callable(actor) and not _is_actor(actor)):
-        factory: Callable[[], Any] = actor
-        return factory
-    if policy.restarts:
-        raise TypeError(
-            f"restart_policy={policy.policy!r} needs a zero-argument factory, such as the class or a lambda: a "
-            f"{type(actor).__name__} that failed cannot be made again"
-        )
-    if not _is_actor(actor):
-        raise TypeError(f"{actor!r} cannot be an actor: it has neither receive() nor public methods")
-    return _giving(actor)
-
-
-def _is_actor(actor: Any) -> bool:
-    return callable(getattr(actor, "receive", None)) or bool(method_names(type(actor)))
-
-
-def _giving(actor: Any) -> Callable[[], Any]:
-    """A factory that gives out one instance."""
-    return lambda: actor
