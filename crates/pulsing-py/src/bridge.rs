@@ -27,7 +27,9 @@ impl Bridge {
     fn new() -> PyResult<Self> {
         runtime::check_fork()?;
         let force_pipe = std::env::var_os("PULSING_BRIDGE_PIPE").is_some_and(|value| value == "1");
-        Ok(Self(Arc::new(Queue::new(force_pipe)?)))
+        let queue = Arc::new(Queue::new(force_pipe)?);
+        payload::mourn(&queue);
+        Ok(Self(queue))
     }
     fn fileno(&self) -> i32 {
         self.0.fileno()
@@ -37,8 +39,9 @@ impl Bridge {
     }
     fn drain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         runtime::check_fork()?;
-        payload::bury();
         let events = self.0.take();
+        // After the queue was disarmed: what is given back from now on wakes the loop again.
+        payload::bury();
         let mut tuples: Vec<Bound<'py, PyTuple>> = Vec::with_capacity(events.len());
         for event in events {
             tuples.push(convert::event(py, &self.0, event)?);

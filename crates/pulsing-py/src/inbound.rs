@@ -9,7 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::queue::{Event, Queue};
-use crate::{errors, payload, runtime};
+use crate::payload::{self, Owner};
+use crate::{errors, runtime};
 
 /// Hands the calls for one actor to the queue of its loop.
 pub(crate) struct QueueEndpoint {
@@ -130,7 +131,7 @@ impl InboundCall {
     }
     #[pyo3(signature = (head, buffers = Vec::new(), codec = None))]
     fn reply(&self, head: &Bound<'_, PyAny>, buffers: Vec<Bound<'_, PyAny>>, codec: Option<u8>) -> PyResult<()> {
-        let payload = payload::from_python(codec.unwrap_or(self.codec), head, buffers)?;
+        let payload = payload::from_python(codec.unwrap_or(self.codec), head, buffers, Owner::GoesOn)?;
         match self.take()? {
             Answer::Open(responder) => responder.value(payload),
             stream => {
@@ -162,7 +163,7 @@ impl InboundCall {
         codec: Option<u8>,
     ) -> PyResult<bool> {
         self.start()?;
-        let item: Payload = payload::from_python(codec.unwrap_or(self.codec), head, buffers)?;
+        let item: Payload = payload::from_python(codec.unwrap_or(self.codec), head, buffers, Owner::GoesOn)?;
         let sent = match &*self.answer.lock() {
             Answer::Stream(stream) => stream.try_send(item),
             _ => return Err(PyRuntimeError::new_err("this call was answered already")),
@@ -199,7 +200,7 @@ impl InboundCall {
         data: Option<&Bound<'_, PyAny>>,
         traceback: String,
     ) -> PyResult<()> {
-        let data = data.map(payload::bytes_of).transpose()?.unwrap_or_default();
+        let data = data.map(|data| payload::bytes_of(data, Owner::GoesOn)).transpose()?.unwrap_or_default();
         self.finish(Error::App(Box::new(AppError { type_name, message, traceback, code, data })))
     }
     /// Fails with one of the runtime's own errors: actor_stopped, mailbox_full (number = capacity), deadlock, timeout

@@ -1,22 +1,27 @@
 //! Payloads between Python objects and [`Payload`].
 
 use std::mem::ManuallyDrop;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pulsing_core::{Codec, Payload};
 use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::buffer::Buffer;
+use crate::queue::Queue;
 
-/// From here on a `bytes` object is lent to the network instead of copied.
+/// From here on an object's memory is lent to the network instead of copied, in bytes: below, the frame is copied into the
+/// small lane's batch anyway.
 const LEND_FROM: usize = 64 * 1024;
 
-/// `bytes` objects the network has finished with, to be released on a Python thread.
-static GRAVEYARD: Mutex<Vec<PyBackedBytes>> = Mutex::new(Vec::new());
+/// What the network has finished with, to be released on a Python thread.
+static GRAVEYARD: Mutex<Vec<PyBuffer<u8>>> = Mutex::new(Vec::new());
+/// The queues whose loops may release it.
+static MOURNERS: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
 
 /// Releases what the network gave back. Call it attached.
 pub(crate) fn bury() {
@@ -24,40 +29,77 @@ pub(crate) fn bury() {
     drop(dead);
 }
 
-/// A lent `bytes` object: dropped anywhere, released in [`bury`].
-struct Lent(ManuallyDrop<PyBackedBytes>);
+/// Has the loop of `queue` woken when something is to be buried.
+pub(crate) fn mourn(queue: &Arc<Queue>) {
+    let mut mourners = MOURNERS.lock();
+    mourners.retain(|queue| queue.strong_count() > 0);
+    mourners.push(Arc::downgrade(queue));
+}
+
+/// The memory of a Python object, exported until the network has finished with it. Dropped anywhere, released in [`bury`]:
+/// releasing an export needs the interpreter.
+struct Lent(ManuallyDrop<PyBuffer<u8>>);
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        if self.0.len_bytes() == 0 {
+            return &[];
+        }
+        // SAFETY: the export, which is contiguous (checked when lent) and lives as long as `self`, keeps this memory where
+        // it is. Nobody writes to it meanwhile: it is read-only, or its owner waits for the call that it was lent to, as
+        // the guide tells callers to (docs/guides/data.md); one that does not sends bytes of both states.
+        unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.len_bytes()) }
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
         // SAFETY: taken once, here, and `self.0` is not used again.
-        let bytes = unsafe { ManuallyDrop::take(&mut self.0) };
-        GRAVEYARD.lock().push(bytes);
+        let export = unsafe { ManuallyDrop::take(&mut self.0) };
+        GRAVEYARD.lock().push(export);
+        let mourners: Vec<_> = MOURNERS.lock().iter().filter_map(Weak::upgrade).collect();
+        for queue in mourners {
+            queue.poke();
+        }
     }
 }
 
-/// Reads any contiguous buffer. `bytes` cannot change and are lent when large; all else is copied, for its owner may write
-/// to it while the frame is still on its way.
-pub(crate) fn bytes_of(object: &Bound<'_, PyAny>) -> PyResult<Bytes> {
-    if let Ok(bytes) = object.cast_exact::<PyBytes>() {
-        let data = bytes.as_bytes();
-        if data.len() < LEND_FROM {
-            return Ok(Bytes::copy_from_slice(data));
-        }
-        return Ok(Bytes::from_owner(Lent(ManuallyDrop::new(PyBackedBytes::from(bytes.clone())))));
+/// Whether the owner of a buffer leaves it alone until the message is through.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// It waits for an answer, which comes after the message was read.
+    Waits,
+    /// It goes on at once, and may write to what it can write to.
+    GoesOn,
+}
+
+/// Reads any contiguous buffer. A large one is lent: always when its owner waits, else if it is read-only. All else is
+/// copied.
+pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, owner: Owner) -> PyResult<Bytes> {
+    if let Ok(bytes) = object.cast_exact::<PyBytes>()
+        && bytes.as_bytes().len() < LEND_FROM
+    {
+        return Ok(Bytes::copy_from_slice(bytes.as_bytes()));
     }
-    Ok(Bytes::from(PyBuffer::<u8>::get(object)?.to_vec(object.py())?))
+    let export = PyBuffer::<u8>::get(object)?;
+    if !export.is_c_contiguous() {
+        return Err(PyBufferError::new_err("a buffer must be contiguous to travel"));
+    }
+    if export.len_bytes() >= LEND_FROM && (owner == Owner::Waits || export.readonly()) {
+        return Ok(Bytes::from_owner(Lent(ManuallyDrop::new(export))));
+    }
+    Ok(Bytes::from(export.to_vec(object.py())?))
 }
 
 /// A payload from its Python parts.
-pub(crate) fn from_python(codec: u8, head: &Bound<'_, PyAny>, buffers: Vec<Bound<'_, PyAny>>) -> PyResult<Payload> {
-    let buffers = buffers.iter().map(bytes_of).collect::<PyResult<Vec<_>>>()?;
-    Ok(Payload { codec: Codec(codec), head: bytes_of(head)?, buffers })
+pub(crate) fn from_python(
+    codec: u8,
+    head: &Bound<'_, PyAny>,
+    buffers: Vec<Bound<'_, PyAny>>,
+    owner: Owner,
+) -> PyResult<Payload> {
+    let buffers = buffers.iter().map(|buffer| bytes_of(buffer, owner)).collect::<PyResult<Vec<_>>>()?;
+    Ok(Payload { codec: Codec(codec), head: bytes_of(head, owner)?, buffers })
 }
 
 /// `(head, buffers)` for Python. Buffers of a pickle are writable: arrays are rebuilt on them.

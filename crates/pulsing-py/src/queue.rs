@@ -66,6 +66,10 @@ impl Queue {
         }
         state.events.push(event);
         drop(state);
+        self.poke();
+    }
+    /// Wakes the loop although no event waits.
+    pub(crate) fn poke(&self) {
         if !self.armed.swap(true, Ordering::AcqRel) {
             self.wake.fire();
         }

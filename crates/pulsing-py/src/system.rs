@@ -17,7 +17,8 @@ use crate::bridge::Bridge;
 use crate::calls::{CallHandle, QueueSink};
 use crate::inbound::QueueEndpoint;
 use crate::queue::{Build, Event, Queue};
-use crate::{convert, errors, payload, runtime};
+use crate::payload::{self, Owner};
+use crate::{convert, errors, runtime};
 
 /// A running node.
 #[pyclass(frozen, module = "pulsing._core")]
@@ -255,7 +256,7 @@ impl System {
     ) -> PyResult<CallHandle> {
         runtime::check_fork()?;
         let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
-        let payload = payload::from_python(codec, head, buffers)?;
+        let payload = payload::from_python(codec, head, buffers, Owner::Waits)?;
         let options = options(timeout, sender, chain, trace, no_wait, window)?;
         let sink = Arc::new(QueueSink { queue: bridge.queue(), token });
         let _guard = self.runtime.enter();
@@ -279,7 +280,7 @@ impl System {
     ) -> PyResult<()> {
         runtime::check_fork()?;
         let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
-        let payload = payload::from_python(codec, head, buffers)?;
+        let payload = payload::from_python(codec, head, buffers, Owner::GoesOn)?;
         let options = options(timeout, sender, chain, trace, no_wait, 1)?;
         let _guard = self.runtime.enter();
         self.core.tell(target, payload, options).map_err(|error| errors::raise(py, &error))

@@ -1,13 +1,16 @@
-"""Pickle protocol 5 with out-of-band buffers: arrays and tensors are not copied into the pickle.
+"""Pickle protocol 5 with everything large beside the pickle: arrays, tensors, ``bytes`` and ``bytearray`` wherever they
+stand in an object.
+
+Arrays and tensors give their memory away as protocol 5 buffers. ``bytes`` and ``bytearray`` have no such hook, but the
+pickler hands those of 64 KiB and more to its file as the objects they are, between pieces of the pickle; the file keeps
+them so. A pickle with such pieces travels as a head that only counts them, its pieces, and then its buffers.
 
 Classes and functions of ``__main__``, lambdas and local classes exist on this node only: what holds one is pickled
-by value
-with cloudpickle instead.
+by value with cloudpickle instead.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
 import sys
 import threading
@@ -15,11 +18,15 @@ from collections.abc import Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from pulsing.core import _arrays
+
 if TYPE_CHECKING:
     from pulsing.core._system import ActorSystem
 
-_OUT_OF_BAND_FROM = 4096
-"""Smaller buffers are cheaper inside the pickle than as a part of the frame."""
+_MOST_BUFFERS = 2048
+"""The lengths of all parts of a message fit the header of a frame; buffers beyond this many stay in the pickle."""
+_PIECES = b"\x00"
+"""First byte of a head that counts pieces. A pickle of protocol 5 begins with 0x80."""
 
 
 class _ByValueError(Exception):
@@ -47,6 +54,8 @@ class _Pickler(pickle.Pickler):
                 raise _ByValueError
             if isinstance(obj, type) and _wrapped(obj):
                 return raw_class, (obj.__module__, obj.__qualname__)
+        elif type(obj).__module__ in _arrays.MODULES:
+            return _arrays.reduce(obj)
         return NotImplemented
 
 
@@ -57,8 +66,61 @@ def _wrapped(cls: type) -> bool:
     return wrapper_of(cls) is not None
 
 
+class _Pieces:
+    """The file of a pickler: keeps what is written, without a copy."""
+
+    __slots__ = ("kept", "write")
+
+    def __init__(self) -> None:
+        self.kept: list[bytes | bytearray] = []
+        self.write = self.kept.append
+
+
+class _Joined:
+    """The file of an unpickler that reads pieces as one."""
+
+    __slots__ = ("_at", "_pieces", "_view")
+
+    def __init__(self, pieces: Sequence[Any]) -> None:
+        self._pieces = iter(pieces)
+        self._view = memoryview(b"")
+        self._at = 0
+
+    def readinto(self, target: Any) -> int:
+        """Fills `target`; less only at the end."""
+        out = memoryview(target).cast("B")
+        done = 0
+        while done < len(out):
+            if self._at == len(self._view):
+                piece = next(self._pieces, None)
+                if piece is None:
+                    break
+                self._view, self._at = memoryview(piece).cast("B"), 0
+                continue
+            n = min(len(out) - done, len(self._view) - self._at)
+            out[done : done + n] = self._view[self._at : self._at + n]
+            self._at += n
+            done += n
+        return done
+
+    def read(self, size: int) -> bytes:
+        """`size` bytes; less only at the end."""
+        if self._at + size <= len(self._view):
+            self._at += size
+            return bytes(self._view[self._at - size : self._at])
+        out = bytearray(size)
+        return bytes(out[: self.readinto(out)])
+
+    def readline(self) -> bytes:
+        """A line, for the opcodes of old protocols."""
+        line = bytearray()
+        while (byte := self.read(1)) not in (b"", b"\n"):
+            line += byte
+        return bytes(line + byte)
+
+
 def dumps(obj: Any) -> tuple[bytes, list[Any]]:
-    """``(head, buffers)`` of `obj`.
+    """``(head, buffers)`` of `obj`. The buffers are the object's own memory: they change with it.
 
     Raises:
         TypeError: The object cannot be pickled; the message says what it was.
@@ -70,39 +132,44 @@ def dumps(obj: Any) -> tuple[bytes, list[Any]]:
             raw = buffer.raw()
         except BufferError:
             return True  # not contiguous: pickle copies it in band
-        if raw.nbytes < _OUT_OF_BAND_FROM:
+        if raw.nbytes < _arrays.OUT_OF_BAND_FROM or len(buffers) >= _MOST_BUFFERS:
             return True
         buffers.append(raw)
         return False
 
-    return _dump(obj, collect, buffers), buffers
+    pieces = _dump(obj, collect, buffers)
+    if len(pieces) == 1:
+        return bytes(pieces[0]), buffers
+    if len(pieces) > _MOST_BUFFERS:
+        return b"".join(pieces), buffers
+    return _PIECES + len(pieces).to_bytes(4, "little"), pieces + buffers
 
 
 def dumps_whole(obj: Any) -> bytes:
     """`obj` as one block of bytes."""
-    return _dump(obj, None, [])
+    return b"".join(_dump(obj, None, []))
 
 
-def _dump(obj: Any, callback: Any, buffers: list[Any]) -> bytes:
-    out = io.BytesIO()
+def _dump(obj: Any, callback: Any, buffers: list[Any]) -> list[Any]:
+    out = _Pieces()
     try:
         _Pickler(out, protocol=5, buffer_callback=callback).dump(obj)
     except (_ByValueError, pickle.PicklingError, TypeError, AttributeError):
         return _dump_by_value(obj, callback, buffers)
-    return out.getvalue()
+    return out.kept
 
 
-def _dump_by_value(obj: Any, callback: Any, buffers: list[Any]) -> bytes:
+def _dump_by_value(obj: Any, callback: Any, buffers: list[Any]) -> list[Any]:
     buffers.clear()
-    out = io.BytesIO()
+    out = _Pieces()
     try:
         _by_value(out, callback).dump(obj)
     except Exception as error:
         raise TypeError(f"cannot send a {type(obj).__name__} to another process: {error}") from error
-    return out.getvalue()
+    return out.kept
 
 
-def _by_value(out: io.BytesIO, callback: Any) -> Any:
+def _by_value(out: _Pieces, callback: Any) -> Any:
     # Only who sends such things pays for loading it.
     import cloudpickle
 
@@ -112,8 +179,13 @@ def _by_value(out: io.BytesIO, callback: Any) -> Any:
     def reduce(obj: Any) -> Any:
         # Found under its import path is the wrapper: cloudpickle would take the class itself for one that exists
         # here only, and send a copy that is another class over there.
-        if isinstance(obj, type) and not _local_only(obj) and _wrapped(obj):
-            return raw_class, (obj.__module__, obj.__qualname__)
+        if isinstance(obj, type):
+            if not _local_only(obj) and _wrapped(obj):
+                return raw_class, (obj.__module__, obj.__qualname__)
+        elif type(obj).__module__ in _arrays.MODULES:
+            reduced = _arrays.reduce(obj)
+            if reduced is not NotImplemented:
+                return reduced
         return usual(obj)
 
     pickler.reducer_override = reduce
@@ -121,13 +193,25 @@ def _by_value(out: io.BytesIO, callback: Any) -> Any:
 
 
 def loads(head: bytes, buffers: Sequence[Any] = (), system: ActorSystem | None = None) -> Any:
-    """The object that `dumps` took apart. References to actors in it belong to `system`."""
+    """The object that `dumps` took apart. References to actors in it belong to `system`.
+
+    Arrays and tensors are built on `buffers`; ``bytes`` and ``bytearray`` are copied out of them.
+    """
     before = getattr(_decoding, "system", None)
     _decoding.system = system or before
     try:
-        return pickle.loads(head, buffers=buffers)
+        if head[:1] != _PIECES:
+            return pickle.loads(head, buffers=buffers)
+        count = int.from_bytes(head[1:5], "little")
+        return pickle.Unpickler(_Joined(buffers[:count]), buffers=buffers[count:]).load()
     finally:
         _decoding.system = before
+
+
+def copied(obj: Any, system: ActorSystem | None = None) -> Any:
+    """`obj` as another process would get it, sharing no memory with it."""
+    head, buffers = dumps(obj)
+    return loads(head, [bytearray(buffer) for buffer in buffers], system)
 
 
 _decoding = threading.local()

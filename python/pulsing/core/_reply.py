@@ -102,9 +102,9 @@ class LocalReply:
     def _copied(self, value: Any) -> Any:
         if not self.copy or isinstance(value, Message):
             return value
-        from pulsing.core._pickle import dumps, loads
+        from pulsing.core._pickle import copied
 
-        return loads(*dumps(value))
+        return copied(value)
 
     def start(self, msg_type: str | None = None) -> None:
         if self.done:

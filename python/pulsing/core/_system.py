@@ -545,9 +545,9 @@ class ActorSystem:
 
     def copied(self, value: Any) -> Any:
         """`value` after a trip through pickle (``PULSING_DEBUG_COPY=1``)."""
-        from pulsing.core._pickle import dumps, loads
+        from pulsing.core._pickle import copied
 
-        return loads(*dumps(value), self)
+        return copied(value, self)
 
     def _keep_counting(self) -> None:
         # Observers are answered outside Python and cannot ask for it.
