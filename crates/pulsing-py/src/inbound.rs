@@ -8,8 +8,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::queue::{Event, Queue};
 use crate::payload::{self, Owner};
+use crate::queue::{Event, Queue};
 use crate::{errors, runtime};
 
 /// Hands the calls for one actor to the queue of its loop.

@@ -16,8 +16,8 @@ use tokio::runtime::Handle;
 use crate::bridge::Bridge;
 use crate::calls::{CallHandle, QueueSink};
 use crate::inbound::QueueEndpoint;
-use crate::queue::{Build, Event, Queue};
 use crate::payload::{self, Owner};
+use crate::queue::{Build, Event, Queue};
 use crate::{convert, errors, runtime};
 
 /// A running node.

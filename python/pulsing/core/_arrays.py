@@ -37,10 +37,18 @@ def _reduce_array(numpy: Any, array: Any) -> Any:
         return NotImplemented
     if not (flags.c_contiguous or flags.f_contiguous):
         return numpy.ascontiguousarray(array).__reduce_ex__(5)
+    if array.dtype.kind in "mM" and array.nbytes >= OUT_OF_BAND_FROM:
+        # Times have no letter in the buffer protocol: they go as the integers they are.
+        return array_as, (array.view(numpy.int64), array.dtype)
     if not flags.writeable and array.nbytes < OUT_OF_BAND_FROM:
         # In the pickle a read-only buffer becomes `bytes`, and the array on it could never be written to.
         return array.copy(order="A").__reduce_ex__(5)
     return NotImplemented
+
+
+def array_as(array: Any, dtype: Any) -> Any:
+    """`array` with its bytes read as `dtype`."""
+    return array.view(dtype)
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
