@@ -28,6 +28,7 @@ pub use call::{Call, CallHandle, CallOptions, Mode, Reply, ReplyEvent, ReplySink
 pub use error::{AppError, Error, Result, StateChange};
 pub use id::{ActorId, NodeId};
 pub use net::tls::Passphrase;
+pub use net::transport::Transport;
 pub use payload::{Codec, Payload};
 pub use stream::{Credit, ItemStream, StreamSink};
 pub use system::{ActorSpec, Endpoint, Instance, Member, MemberState, Security, System, SystemConfig, Target};

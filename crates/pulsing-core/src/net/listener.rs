@@ -119,7 +119,7 @@ pub async fn run(listener: Listener, config: ListenerConfig) {
     let pairing = Arc::new(Pairing::default());
     let mut tasks = JoinSet::new();
     loop {
-        let (stream, from) = match listener.accept().await {
+        let (mut stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, most likely: pause instead of spinning.

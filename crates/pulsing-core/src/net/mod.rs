@@ -16,6 +16,8 @@ pub(crate) mod handshake;
 mod inbound;
 pub(crate) mod link;
 pub(crate) mod listener;
+#[cfg(feature = "testing")]
+pub mod memory;
 mod outbox;
 pub(crate) mod outcall;
 mod reader;

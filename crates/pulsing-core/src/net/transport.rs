@@ -8,8 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
 
 use super::conn::{Reading, Writing};
+#[cfg(feature = "testing")]
+use super::memory;
 use crate::error::{Error, Result};
 use crate::id::NodeId;
 
@@ -19,6 +22,9 @@ pub enum Transport {
     /// The operating system's TCP.
     #[default]
     Tcp,
+    /// A test's own network.
+    #[cfg(feature = "testing")]
+    Memory(memory::Host),
 }
 
 /// One connection, before TLS.
@@ -26,6 +32,9 @@ pub enum Transport {
 pub enum Stream {
     /// The operating system's.
     Tcp(TcpStream),
+    /// A test's.
+    #[cfg(feature = "testing")]
+    Memory(memory::Stream),
 }
 
 /// Where connections arrive.
@@ -33,6 +42,9 @@ pub enum Stream {
 pub enum Listener {
     /// The operating system's.
     Tcp(TcpListener),
+    /// A test's.
+    #[cfg(feature = "testing")]
+    Memory(memory::Listener),
 }
 
 impl Transport {
@@ -52,6 +64,8 @@ impl Transport {
                 prepare(&stream);
                 Ok(Stream::Tcp(stream))
             }
+            #[cfg(feature = "testing")]
+            Self::Memory(host) => host.connect(addr).await.map(Stream::Memory),
         }
     }
 
@@ -62,6 +76,8 @@ impl Transport {
     pub fn bind(&self, addr: SocketAddr) -> Result<Listener> {
         let bound = match self {
             Self::Tcp => bind_tcp(addr).map(Listener::Tcp),
+            #[cfg(feature = "testing")]
+            Self::Memory(host) => host.bind(addr).map(Listener::Memory),
         };
         bound.map_err(|e| {
             let reason = if e.kind() == io::ErrorKind::AddrInUse {
@@ -80,6 +96,8 @@ impl Transport {
     pub async fn lookup(&self, text: &str) -> io::Result<Vec<SocketAddr>> {
         match self {
             Self::Tcp => Ok(tokio::net::lookup_host(text).await?.collect()),
+            #[cfg(feature = "testing")]
+            Self::Memory(host) => host.lookup(text),
         }
     }
 
@@ -87,6 +105,8 @@ impl Transport {
     pub fn node_id(&self) -> NodeId {
         match self {
             Self::Tcp => NodeId::generate(),
+            #[cfg(feature = "testing")]
+            Self::Memory(host) => host.node_id(),
         }
     }
 
@@ -95,6 +115,8 @@ impl Transport {
     pub fn epoch(&self) -> u64 {
         match self {
             Self::Tcp => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,
+            #[cfg(feature = "testing")]
+            Self::Memory(host) => host.epoch(),
         }
     }
 
@@ -102,6 +124,17 @@ impl Transport {
     pub fn random(&self) -> u64 {
         match self {
             Self::Tcp => rand::random(),
+            #[cfg(feature = "testing")]
+            Self::Memory(host) => host.random(),
+        }
+    }
+
+    /// Starts one of a node's tasks.
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        match self {
+            Self::Tcp => tokio::spawn(work),
+            #[cfg(feature = "testing")]
+            Self::Memory(host) => tokio::spawn(host.clone().scheduled(work)),
         }
     }
 }
@@ -136,6 +169,11 @@ impl Listener {
                 prepare(&stream);
                 Ok((Stream::Tcp(stream), from))
             }
+            #[cfg(feature = "testing")]
+            Self::Memory(listener) => {
+                let (stream, from) = listener.accept().await;
+                Ok((Stream::Memory(stream), from))
+            }
         }
     }
 
@@ -146,18 +184,22 @@ impl Listener {
     pub fn port(&self) -> io::Result<u16> {
         match self {
             Self::Tcp(listener) => Ok(listener.local_addr()?.port()),
+            #[cfg(feature = "testing")]
+            Self::Memory(listener) => Ok(listener.port()),
         }
     }
 }
 
 impl Stream {
     /// Waits for the first byte and leaves it where it is; `None` at the end of the stream.
-    pub async fn first_byte(&self) -> Option<u8> {
+    pub async fn first_byte(&mut self) -> Option<u8> {
         match self {
             Self::Tcp(stream) => {
                 let mut byte = [0];
                 (stream.peek(&mut byte).await.ok()? == 1).then_some(byte[0])
             }
+            #[cfg(feature = "testing")]
+            Self::Memory(stream) => stream.peek().await.ok()?,
         }
     }
 
@@ -165,6 +207,11 @@ impl Stream {
     pub fn halves(self) -> (Reading, Writing) {
         match self {
             Self::Tcp(stream) => {
+                let (reading, writing) = stream.into_split();
+                (Box::new(reading), Box::new(writing))
+            }
+            #[cfg(feature = "testing")]
+            Self::Memory(stream) => {
                 let (reading, writing) = stream.into_split();
                 (Box::new(reading), Box::new(writing))
             }
@@ -176,6 +223,11 @@ macro_rules! forward {
     ($self:ident, $stream:ident => $call:expr) => {
         match $self.get_mut() {
             Stream::Tcp($stream) => {
+                let $stream = Pin::new($stream);
+                $call
+            }
+            #[cfg(feature = "testing")]
+            Stream::Memory($stream) => {
                 let $stream = Pin::new($stream);
                 $call
             }

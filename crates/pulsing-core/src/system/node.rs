@@ -27,6 +27,7 @@ use crate::net::outcall::{Outcall, Route};
 use crate::net::secret::Secret;
 use crate::net::session::{Closing, Deliver, SessionConfig};
 use crate::net::tls::ClusterTls;
+use crate::net::transport::Transport;
 use crate::observe::{Metrics, ObserveSource, Readiness};
 use crate::payload::Payload;
 use crate::stream::Credit;
@@ -94,7 +95,9 @@ impl System {
                 Trust::Tls(derived.map_err(|e| Error::Config(e.to_string()))??)
             }
             Security::Insecure => {
-                tracing::warn!("--insecure: any host that reaches this node can run code in it");
+                if matches!(config.transport, Transport::Tcp) {
+                    tracing::warn!("--insecure: any host that reaches this node can run code in it");
+                }
                 Trust::Anyone
             }
         };
@@ -152,8 +155,8 @@ impl System {
         let driver = Driver::new(Arc::clone(&inner), membership, control, synced_tx);
         {
             let mut tasks = inner.tasks.lock();
-            tasks.push(tokio::spawn(listener::run(listener, accept)));
-            tasks.push(tokio::spawn(driver.run(inputs, events)));
+            tasks.push(transport.spawn(listener::run(listener, accept)));
+            tasks.push(transport.spawn(driver.run(inputs, events)));
         }
 
         let system = Self(inner);
@@ -165,7 +168,7 @@ impl System {
             // The names of the cluster are known when `start` returns; a peer that does not answer is no reason to fail.
             let _ = tokio::time::timeout(Duration::from_secs(2), synced.wait_for(|done| *done)).await;
         }
-        let keeper = tokio::spawn(join::keep(Arc::downgrade(&system.0)));
+        let keeper = transport.spawn(join::keep(Arc::downgrade(&system.0)));
         system.0.tasks.lock().push(keeper);
         *system.0.readiness.lock() = Readiness::Ready;
         Ok(system)
