@@ -59,11 +59,15 @@ pub enum Error {
         /// Waiting messages it holds at most.
         capacity: usize,
     },
-    /// The name is taken on this node (or in the cluster, for unique names).
-    #[error("name {name:?} is already taken on this node; stop its holder or choose another name")]
+    /// The name is taken: on this node, or in the cluster where its holder or its claimant is unique (R10).
+    #[error("name {name:?} is already taken by actor {actor} on node {node}; stop its holder or choose another name")]
     NameTaken {
         /// The name.
         name: String,
+        /// Its holder.
+        actor: ActorId,
+        /// Where the holder lives.
+        node: NodeId,
     },
     /// The text cannot be an actor name.
     #[error("{name:?} is no actor name: {reason}")]
@@ -130,7 +134,21 @@ pub enum Error {
         /// The chain of actors, `a -> b -> a`.
         chain: String,
     },
-    /// A configured cap was passed.
+    /// An answer passed a configured cap: the callee has run.
+    #[error(
+        "{what} of {size} bytes is over the limit of {limit} bytes ({setting}): the call was carried out, its answer is lost"
+    )]
+    ReplyTooLarge {
+        /// What was too large.
+        what: String,
+        /// Its size in bytes.
+        size: u64,
+        /// The limit in bytes.
+        limit: u64,
+        /// The setting that moves the limit.
+        setting: String,
+    },
+    /// A message passed a configured cap: it was not sent, or not taken.
     #[error("{what} of {size} bytes is over the limit of {limit} bytes ({setting})")]
     TooLarge {
         /// What was too large.
@@ -186,51 +204,88 @@ pub enum Error {
     App(Box<AppError>),
 }
 
+/// One line a variant: the compiler refuses a variant without one.
+macro_rules! kinds {
+    ($($pattern:pat => $kind:literal, $state:ident;)*) => {
+        impl Error {
+            /// Every kind with what it says about the callee, in the order of the variants.
+            pub const KINDS: &'static [(&'static str, StateChange)] = &[$(($kind, StateChange::$state)),*];
+
+            /// A short stable word for logs, metrics and the Python mapping.
+            pub fn kind(&self) -> &'static str {
+                match self {
+                    $($pattern => $kind,)*
+                }
+            }
+
+            /// Whether the callee may have run.
+            pub fn state_change(&self) -> StateChange {
+                match self {
+                    $($pattern => StateChange::$state,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    Self::ActorNotFound { .. } => "actor_not_found", No;
+    Self::ActorStopped { .. } => "actor_stopped", Maybe;
+    Self::MailboxFull { .. } => "mailbox_full", No;
+    Self::NameTaken { .. } => "name_taken", No;
+    Self::InvalidName { .. } => "invalid_name", No;
+    Self::NameNotFound { .. } => "name_not_found", No;
+    Self::NodeNotFound { .. } => "node_not_found", No;
+    Self::ConnectFailed { .. } => "connect_failed", No;
+    Self::ConnectionLost { .. } => "connection_lost", Maybe;
+    Self::Refused { .. } => "refused", No;
+    Self::Timeout { .. } => "timeout", Maybe;
+    Self::Cancelled => "cancelled", Maybe;
+    Self::Deadlock { .. } => "deadlock", No;
+    Self::ReplyTooLarge { .. } => "reply_too_large", Yes;
+    Self::TooLarge { .. } => "too_large", No;
+    Self::Bind { .. } => "bind", No;
+    Self::JoinFailed { .. } => "join_failed", No;
+    Self::InvalidAddress { .. } => "invalid_address", No;
+    Self::InvalidId { .. } => "invalid_id", No;
+    Self::Config(_) => "config", No;
+    Self::Protocol(_) => "protocol", Maybe;
+    Self::ShutDown => "shut_down", Maybe;
+    Self::App(_) => "app", Yes;
+}
+
 impl Error {
-    /// A short stable word for logs, metrics and the Python mapping.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::ActorNotFound { .. } => "actor_not_found",
-            Self::ActorStopped { .. } => "actor_stopped",
-            Self::MailboxFull { .. } => "mailbox_full",
-            Self::NameTaken { .. } => "name_taken",
-            Self::InvalidName { .. } => "invalid_name",
-            Self::NameNotFound { .. } => "name_not_found",
-            Self::NodeNotFound { .. } => "node_not_found",
-            Self::ConnectFailed { .. } => "connect_failed",
-            Self::ConnectionLost { .. } => "connection_lost",
-            Self::Refused { .. } => "refused",
-            Self::Timeout { .. } => "timeout",
-            Self::Cancelled => "cancelled",
-            Self::Deadlock { .. } => "deadlock",
-            Self::TooLarge { .. } => "too_large",
-            Self::Bind { .. } => "bind",
-            Self::JoinFailed { .. } => "join_failed",
-            Self::InvalidAddress { .. } => "invalid_address",
-            Self::InvalidId { .. } => "invalid_id",
-            Self::Config(_) => "config",
-            Self::Protocol(_) => "protocol",
-            Self::ShutDown => "shut_down",
-            Self::App(_) => "app",
-        }
-    }
-
-    /// Whether the callee may have run.
-    pub fn state_change(&self) -> StateChange {
-        match self {
-            Self::App(_) => StateChange::Yes,
-            Self::ConnectionLost { .. }
-            | Self::Timeout { .. }
-            | Self::Cancelled
-            | Self::ActorStopped { .. }
-            | Self::Protocol(_)
-            | Self::ShutDown => StateChange::Maybe,
-            _ => StateChange::No,
-        }
-    }
-
     /// Whether repeating the call cannot run it twice.
     pub fn retry_safe(&self) -> bool {
         self.state_change() == StateChange::No
+    }
+
+    /// Whether the same call may well succeed a moment later: the way to the callee failed, not the call itself.
+    pub fn passing(&self) -> bool {
+        matches!(
+            self,
+            Self::MailboxFull { .. }
+                | Self::NodeNotFound { .. }
+                | Self::ConnectFailed { .. }
+                | Self::ConnectionLost { .. }
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_r7_every_kind_is_named_once_and_says_whether_the_callee_ran() {
+        let mut names: Vec<_> = Error::KINDS.iter().map(|(kind, _)| *kind).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Error::KINDS.len());
+        let lost = Error::ConnectionLost { addr: "a".into(), reason: "r".into() };
+        assert!(!lost.retry_safe() && lost.passing());
+        let full = Error::MailboxFull { actor: ActorId(1), capacity: 1 };
+        assert!(full.retry_safe() && full.passing());
+        assert_eq!(Error::App(Box::default()).state_change(), StateChange::Yes);
     }
 }

@@ -31,4 +31,6 @@ pub use net::tls::Passphrase;
 pub use net::transport::Transport;
 pub use payload::{Codec, Payload};
 pub use stream::{Credit, ItemStream, StreamSink};
-pub use system::{ActorSpec, Endpoint, Instance, Member, MemberState, Security, System, SystemConfig, Target};
+pub use system::{
+    ActorSpec, Displaced, Endpoint, Instance, Member, MemberState, Security, System, SystemConfig, Target,
+};

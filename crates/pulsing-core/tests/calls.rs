@@ -227,3 +227,59 @@ async fn names_are_claimed_and_freed() {
     let error = a.resolve("y", None, Duration::from_millis(20)).await.unwrap_err();
     assert!(error.to_string().contains("names that exist: x"), "{error}");
 }
+
+fn unique(name: &str) -> ActorSpec {
+    ActorSpec { unique: true, ..named(name) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn test_r10_a_unique_name_has_one_holder_in_the_cluster() {
+    let a = node(&[]).await;
+    let b = node(&[&a]).await;
+    let held = a.spawn(Echo, unique("leader")).await.unwrap();
+    b.resolve("leader", None, Duration::from_secs(2)).await.unwrap();
+    for spec in [unique("leader"), named("leader")] {
+        let error = b.spawn(Echo, spec).await.map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::NameTaken { node, actor, .. } if held.target() == (Target { node, actor })));
+    }
+    // Nor is a plain name taken over.
+    b.spawn(Echo, named("many")).await.unwrap();
+    a.resolve("many", None, Duration::from_secs(2)).await.unwrap();
+    assert!(matches!(a.spawn(Echo, unique("many")).await, Err(Error::NameTaken { node, .. }) if node == b.node_id()));
+    a.spawn(Echo, named("many")).await.unwrap();
+    held.stop();
+    eventually("the name is free", Duration::from_secs(2), || b.instances("leader").is_empty()).await;
+    b.spawn(Echo, unique("leader")).await.unwrap();
+    let private = ActorSpec { public: false, ..unique("x") };
+    assert!(matches!(a.spawn(Echo, private).await, Err(Error::Config(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn test_r10_racing_unique_spawns_leave_one_holder() {
+    let a = node(&[]).await;
+    let b = node(&[&a]).await;
+    for round in 0..20 {
+        let name = format!("race-{round}");
+        let (one, two) = tokio::join!(a.spawn(Echo, unique(&name)), b.spawn(Echo, unique(&name)));
+        assert!(one.is_ok() || two.is_ok());
+        let holders = |system: &pulsing_core::System| system.instances(&name).into_iter().map(|i| i.target).collect();
+        eventually("one holder", Duration::from_secs(3), || {
+            let (here, there): (Vec<Target>, Vec<Target>) = (holders(&a), holders(&b));
+            here.len() == 1 && here == there
+        })
+        .await;
+        let target = a.resolve(&name, None, Duration::ZERO).await.unwrap().target;
+        assert_eq!(ask(&b, target, "x").await.unwrap().head, "x");
+        for loser in [one, two].into_iter().flatten().map(|held| held.target()).filter(|held| *held != target) {
+            let mut gone = false;
+            for _ in 0..500 {
+                gone =
+                    matches!(ask(&a, loser, "x").await, Err(Error::ActorNotFound { .. } | Error::ActorStopped { .. }));
+                if gone {
+                    break;
+                }
+            }
+            assert!(gone, "the loser runs on");
+        }
+    }
+}

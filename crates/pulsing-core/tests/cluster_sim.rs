@@ -352,3 +352,59 @@ fn registries_converge_through_storms() {
         assert_eq!(sim.registry(host).len(), live.len());
     });
 }
+
+/// Every living host tells the same single holder of `name`.
+fn one_holder(sim: &mut Sim, name: &str) -> Option<ActorId> {
+    let mut holders = BTreeSet::new();
+    for host in sim.living() {
+        let found = sim.registry(host).lookup(name);
+        if found.len() != 1 || !sim.registry(host).conflicts().is_empty() {
+            return None;
+        }
+        holders.insert(found[0].1.actor);
+    }
+    if holders.len() == 1 { holders.pop_first() } else { None }
+}
+
+#[test]
+fn test_r10_a_race_for_a_unique_name_has_one_winner_and_both_are_told() {
+    for_seeds(20, |seed| {
+        let mut sim = Sim::formed(6, Preset::Lan, Weather::LOADED, seed);
+        let (first, second) = (1 + sim.pick(2), 3 + sim.pick(3));
+        let one = sim.publish_unique(first, "leader");
+        sim.run(ms(seed % 3));
+        let two = sim.publish_unique(second, "leader");
+        sim.expect("one holder", ms(5000), |sim| one_holder(sim, "leader").is_some());
+        let winner = one_holder(&mut sim, "leader").unwrap();
+        let (won, lost, loser) = if winner == one { (first, second, two) } else { (second, first, one) };
+        assert_eq!(sim.process(lost).displaced, [(loser, winner)]);
+        assert!(sim.process(won).displaced.is_empty());
+        sim.expect("the winner hears of it", ms(5000), |sim| sim.process(won).beaten == BTreeSet::from([loser]));
+        if seed % 3 > 0 {
+            assert_eq!(winner, one, "the older claim wins");
+        }
+    });
+}
+
+#[test]
+fn test_r10_after_a_healed_partition_the_older_unique_claim_stands() {
+    for_seeds(5, |seed| {
+        let mut sim = Sim::formed(6, Preset::Lan, Weather::FAIR, seed);
+        sim.partition(|host| u32::from(host >= 3));
+        sim.run(ms(30_000));
+        let old = sim.publish_unique(4, "leader");
+        sim.run(ms(2000));
+        let young = sim.publish_unique(1, "leader");
+        sim.run(ms(5000));
+        assert_eq!(sim.registry(0).lookup("leader")[0].1.actor, young);
+        assert_eq!(sim.registry(5).lookup("leader")[0].1.actor, old);
+        sim.heal();
+        sim.expect("all are together", ms(60_000), |sim| sim.agreed());
+        sim.expect("one holder", ms(10_000), |sim| one_holder(sim, "leader") == Some(old));
+        assert_eq!(sim.process(1).displaced, [(young, old)]);
+        assert!(sim.process(4).displaced.is_empty());
+        sim.expect("the winner hears of it", ms(5000), |sim| sim.process(4).beaten.contains(&young));
+        sim.run(ms(10_000));
+        sim.expect("registries agree", ms(10_000), registries_agree);
+    });
+}

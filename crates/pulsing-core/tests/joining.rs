@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use pulsing_core::{Error, MemberState, Passphrase, Security, System, SystemConfig};
+use pulsing_core::{ActorSpec, Error, MemberState, Passphrase, Security, System, SystemConfig};
 
 fn alive(system: &System) -> usize {
     system.members().iter().filter(|m| m.state == MemberState::Alive).count()
@@ -100,6 +100,30 @@ async fn a_seed_that_restarts_is_joined_again() {
     let again = System::start(SystemConfig { addr: Some(addr), ..config(&[]) }).await.unwrap();
     eventually("they met again", Duration::from_secs(8), || alive(&again) == 2 && alive(&member) == 2).await;
     eventually("names too", Duration::from_secs(2), || again.instances("x").len() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn test_r10_two_halves_that_meet_keep_the_older_holder_of_a_unique_name() {
+    let unique = || ActorSpec { unique: true, ..named("leader") };
+    let seed = node(&[]).await;
+    let addr = seed.addr().to_string();
+    let member = node(&[&seed]).await;
+    seed.shutdown().await;
+    let old = member.spawn(Echo, unique()).await.unwrap().target();
+    let again = System::start(SystemConfig { addr: Some(addr), ..config(&[]) }).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let young = again.spawn(Echo, unique()).await.unwrap().target();
+    let only = |system: &System, target| {
+        let found = system.instances("leader");
+        found.len() == 1 && found[0].target == target
+    };
+    assert!(only(&again, young) && only(&member, old));
+    eventually("one holder", Duration::from_secs(8), || only(&again, old) && only(&member, old)).await;
+    assert_eq!(ask(&again, old, "x").await.unwrap().head, "x");
+    eventually("the loser has stopped", Duration::from_secs(2), || again.metrics().actors_stopped.get() == 1).await;
+    eventually("the winner hears of it", Duration::from_secs(2), || member.metrics().claims_won.get() == 1).await;
+    assert_eq!(again.metrics().claims_lost.get(), 1);
+    assert!(matches!(ask(&member, young, "x").await, Err(Error::ActorNotFound { .. })));
 }
 
 fn secured(passphrase: &str, seeds: &[String]) -> SystemConfig {

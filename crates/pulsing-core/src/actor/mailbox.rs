@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use crate::call::Call;
 use crate::error::Error;
 use crate::id::ActorId;
-use crate::system::Endpoint;
+use crate::system::{Displaced, Endpoint};
 
 /// Waiting messages a mailbox holds unless told otherwise (design R3).
 pub const DEFAULT_CAPACITY: usize = 256;
@@ -101,5 +101,9 @@ impl Endpoint for Mailbox {
             }
         };
         call.responder.error(refusal);
+    }
+    fn displaced(&self, loss: &Displaced) {
+        tracing::error!("{loss}: it stops");
+        self.stop(false);
     }
 }

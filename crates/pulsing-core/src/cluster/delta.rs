@@ -50,6 +50,15 @@ pub struct Put {
     /// Published metadata.
     #[prost(btree_map = "string, string", tag = "5")]
     pub metadata: BTreeMap<String, String>,
+    /// The name is for this instance alone.
+    #[prost(bool, tag = "6")]
+    pub unique: bool,
+    /// When the name was claimed, in milliseconds since 1970.
+    #[prost(uint64, tag = "7")]
+    pub claimed: u64,
+    /// The instance that the name was lost to, 16 bytes; usually empty.
+    #[prost(bytes = "vec", tag = "8")]
+    pub lost_to: Vec<u8>,
 }
 
 /// A tombstone.
@@ -176,6 +185,9 @@ mod tests {
                 name: "a".to_owned(),
                 class: "b".to_owned(),
                 metadata: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
+                unique: true,
+                claimed: 300,
+                lost_to: ActorId(4).to_bytes().to_vec(),
             }],
             gone: vec![Gone { version: 3, actor: ActorId(3).to_bytes().to_vec() }],
         }
@@ -188,9 +200,11 @@ mod tests {
             &[0x0a, 16][..],
             &id(1),
             &[0x10, 1, 0x18, 3],
-            &[0x2a, 34, 0x08, 2, 0x12, 16],
+            &[0x2a, 57, 0x08, 2, 0x12, 16],
             &id(2),
             &[0x1a, 1, b'a', 0x22, 1, b'b', 0x2a, 6, 0x0a, 1, b'k', 0x12, 1, b'v'],
+            &[0x30, 1, 0x38, 0xac, 2, 0x42, 16],
+            &id(4),
             &[0x32, 20, 0x08, 3, 0x12, 16],
             &id(3),
         ]

@@ -10,6 +10,7 @@
 //! | [`Membership`] | SWIM by the `foca` crate, plus local health, hints from links, refusals and goodbyes (M1-M4)   |
 //! | [`Registry`]   | owner-written, versioned names; changes travel as [`Delta`]s, repair by [`Digest`] (M5, R10)  |
 
+mod claim;
 mod delta;
 mod health;
 mod identity;
@@ -18,6 +19,7 @@ mod note;
 mod preset;
 mod registry;
 
+pub use claim::Conflict;
 pub use delta::{Delta, Digest, Gone, OwnerVersion, Put};
 pub use identity::Identity;
 pub use membership::{

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use sha2::{Digest as _, Sha256};
 
+use super::claim::{self, Conflict};
 use super::delta::{Delta, Digest, Gone, OwnerVersion, Put};
 use crate::id::{ActorId, NodeId};
 
@@ -39,6 +40,21 @@ pub struct Entry {
     pub class: String,
     /// Published metadata, at most [`METADATA_LIMIT`] bytes.
     pub metadata: BTreeMap<String, String>,
+    /// The name is for this instance alone (R10).
+    pub unique: bool,
+    /// When the name was claimed, in milliseconds since 1970 by the clock of its node; decides between claims.
+    pub claimed: u64,
+    /// The instance that the name was lost to. Such an entry is published for a while so that the winner's node learns of
+    /// it; nobody finds it by its name any more.
+    pub lost_to: Option<ActorId>,
+}
+
+/// The instances of a name.
+#[derive(Default)]
+struct Name {
+    ids: BTreeSet<(NodeId, ActorId)>,
+    /// How many of them want it for themselves.
+    unique: usize,
 }
 
 #[derive(Default)]
@@ -55,7 +71,11 @@ struct Owner {
 pub struct Registry {
     me: NodeId,
     owners: BTreeMap<NodeId, Owner>,
-    by_name: BTreeMap<String, BTreeSet<(NodeId, ActorId)>>,
+    by_name: BTreeMap<String, Name>,
+    /// Names that cannot be all their instances'.
+    contested: BTreeSet<String>,
+    /// Entries of others that lost their name to one of this node, until they are asked for.
+    beaten: Vec<(NodeId, Entry)>,
     by_actor: HashMap<ActorId, NodeId>,
     members: BTreeSet<NodeId>,
     parked: VecDeque<(NodeId, Delta)>,
@@ -68,6 +88,8 @@ impl Registry {
             me,
             owners: BTreeMap::from([(me, Owner::default())]),
             by_name: BTreeMap::new(),
+            contested: BTreeSet::new(),
+            beaten: Vec::new(),
             by_actor: HashMap::new(),
             members: BTreeSet::new(),
             parked: VecDeque::new(),
@@ -105,6 +127,27 @@ impl Registry {
         }
         let entry = Entry { metadata, ..entry.clone() };
         Some(self.publish(entry))
+    }
+
+    /// Gives the name of an actor of this node up to `winner`; `None` if it is not published here or was given up before.
+    /// [`withdraw`](Self::withdraw) it once the others have had time to hear of it.
+    pub fn concede(&mut self, actor: ActorId, winner: ActorId) -> Option<Delta> {
+        let (_, entry) = self.mine().entries.get(&actor).filter(|(_, entry)| entry.lost_to.is_none())?;
+        let entry = Entry { lost_to: Some(winner), ..entry.clone() };
+        Some(self.publish(entry))
+    }
+
+    /// Whether an actor of this node gave up its name.
+    pub fn conceded(&self, actor: ActorId) -> bool {
+        self.owners
+            .get(&self.me)
+            .and_then(|mine| mine.entries.get(&actor))
+            .is_some_and(|(_, entry)| entry.lost_to.is_some())
+    }
+
+    /// Entries of others that lost their name to an actor of this node, each once or, after a repair, again.
+    pub fn take_beaten(&mut self) -> Vec<(NodeId, Entry)> {
+        std::mem::take(&mut self.beaten)
     }
 
     /// A fingerprint of what is held, equal on two nodes exactly if their digests are (but for a chance of 2^-64).
@@ -201,14 +244,34 @@ impl Registry {
         }
     }
 
-    /// All instances of a name, sorted by node and instance.
+    /// The instances of a name, sorted by node and instance; of a contested one those whose claim stands.
     pub fn lookup(&self, name: &str) -> Vec<(NodeId, Entry)> {
-        self.by_name.get(name).map(|ids| self.resolve(ids)).unwrap_or_default()
+        let Some(held) = self.by_name.get(name) else { return Vec::new() };
+        let all = self.resolve(&held.ids);
+        if self.contested.contains(name) { claim::judge(all).0 } else { all }
     }
 
-    /// All names with their instances.
+    /// All names with their instances, as [`lookup`](Self::lookup) tells them.
     pub fn names(&self) -> BTreeMap<String, Vec<(NodeId, Entry)>> {
-        self.by_name.iter().map(|(name, ids)| (name.clone(), self.resolve(ids))).collect()
+        self.by_name.keys().map(|name| (name.clone(), self.lookup(name))).collect()
+    }
+
+    /// Who keeps a claim on `name` from being made: anybody if it is to be `unique`, a unique holder otherwise.
+    pub fn holder(&self, name: &str, unique: bool) -> Option<(NodeId, Entry)> {
+        self.by_name.get(name).filter(|held| unique || held.unique > 0)?;
+        let mut standing = self.lookup(name);
+        standing.sort_by_key(|(_, entry)| (entry.claimed, entry.actor));
+        standing.into_iter().next()
+    }
+
+    /// Names claimed by more instances than can hold them, with who wins. The owners of losers withdraw them.
+    pub fn conflicts(&self) -> Vec<Conflict> {
+        let conflict = |name: &String| {
+            let (stand, fall) = claim::judge(self.resolve(&self.by_name.get(name)?.ids));
+            let losers = fall.into_iter().map(|(node, entry)| (node, entry.actor)).collect();
+            Some(Conflict { name: name.clone(), winner: stand.into_iter().next()?, losers })
+        };
+        self.contested.iter().filter_map(conflict).collect()
     }
 
     /// One actor, wherever it lives.
@@ -261,11 +324,13 @@ impl Registry {
             }
         }
         for put in delta.puts.into_iter().filter(|put| put.version > since) {
-            let Ok(actor) = ActorId::from_bytes(&put.actor) else { continue };
-            let entry = Entry { name: put.name, actor, class: put.class, metadata: put.metadata };
+            let (Ok(actor), version) = (ActorId::from_bytes(&put.actor), put.version) else { continue };
+            let Put { name, class, metadata, unique, claimed, lost_to, .. } = put;
+            let lost_to = ActorId::from_bytes(&lost_to).ok();
+            let entry = Entry { name, actor, class, metadata, unique, claimed, lost_to };
             // The owner's own node refuses such an entry, so no honest replica ever serves it.
             if acceptable(&entry) {
-                self.insert(node, put.version, entry);
+                self.insert(node, version, entry);
             }
         }
         let owner = self.owners.entry(node).or_default();
@@ -284,13 +349,20 @@ impl Registry {
         if owner.entries.get(&actor).is_some_and(|(known, _)| *known > version) {
             return;
         }
-        let name = entry.name.clone();
-        if let Some((_, old)) = owner.entries.insert(actor, (version, entry))
-            && old.name != name
-        {
-            self.unname(&old.name, node, actor);
+        let new = entry.clone();
+        if let Some((_, old)) = owner.entries.insert(actor, (version, entry)) {
+            self.unname(&old, node);
         }
-        self.by_name.entry(name).or_default().insert((node, actor));
+        if let Some(winner) = new.lost_to {
+            if self.by_actor.get(&winner) == Some(&self.me) && node != self.me {
+                self.beaten.push((node, new));
+            }
+            return;
+        }
+        let held = self.by_name.entry(new.name.clone()).or_default();
+        held.ids.insert((node, actor));
+        held.unique += usize::from(new.unique);
+        self.judge(&new.name);
         self.by_actor.insert(actor, node);
     }
 
@@ -306,18 +378,30 @@ impl Registry {
         let Some((_, entry)) = self.owners.get_mut(&node).and_then(|owner| owner.entries.remove(&actor)) else {
             return;
         };
-        self.unname(&entry.name, node, actor);
-        if self.by_actor.get(&actor) == Some(&node) {
-            self.by_actor.remove(&actor);
+        self.unname(&entry, node);
+    }
+
+    fn unname(&mut self, entry: &Entry, node: NodeId) {
+        if self.by_actor.get(&entry.actor) == Some(&node) {
+            self.by_actor.remove(&entry.actor);
+        }
+        if let Some(held) = self.by_name.get_mut(&entry.name)
+            && held.ids.remove(&(node, entry.actor))
+        {
+            held.unique -= usize::from(entry.unique);
+            if held.ids.is_empty() {
+                self.by_name.remove(&entry.name);
+            }
+            self.judge(&entry.name);
         }
     }
 
-    fn unname(&mut self, name: &str, node: NodeId, actor: ActorId) {
-        if let Some(ids) = self.by_name.get_mut(name) {
-            ids.remove(&(node, actor));
-            if ids.is_empty() {
-                self.by_name.remove(name);
-            }
+    /// Notes whether a name whose instances changed is contested.
+    fn judge(&mut self, name: &str) {
+        if self.by_name.get(name).is_some_and(|held| held.unique > 0 && held.ids.len() > 1) {
+            self.contested.insert(name.to_owned());
+        } else {
+            self.contested.remove(name);
         }
     }
 
@@ -369,6 +453,9 @@ fn put(version: u64, entry: &Entry) -> Put {
         name: entry.name.clone(),
         class: entry.class.clone(),
         metadata: entry.metadata.clone(),
+        unique: entry.unique,
+        claimed: entry.claimed,
+        lost_to: entry.lost_to.map(|winner| winner.to_bytes().to_vec()).unwrap_or_default(),
     }
 }
 

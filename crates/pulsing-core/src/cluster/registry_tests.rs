@@ -1,7 +1,19 @@
 use super::*;
 
 fn entry(actor: u128, name: &str) -> Entry {
-    Entry { name: name.to_owned(), actor: ActorId(actor), class: "C".to_owned(), metadata: BTreeMap::new() }
+    Entry {
+        name: name.to_owned(),
+        actor: ActorId(actor),
+        class: "C".to_owned(),
+        metadata: BTreeMap::new(),
+        unique: false,
+        claimed: 0,
+        lost_to: None,
+    }
+}
+
+fn unique(actor: u128, name: &str, claimed: u64) -> Entry {
+    Entry { unique: true, claimed, ..entry(actor, name) }
 }
 
 /// A registry that has the owner with id 1 as a member.
@@ -210,4 +222,84 @@ fn twenty_thousand_names_travel_as_one_delta() {
     assert!(bytes.len() < 20_000 * 100, "under a hundred bytes a name");
     assert!(replica.apply(Delta::decode(&bytes).unwrap()));
     assert!(same(&replica, &owner));
+}
+
+/// Three owners, each having heard all that the others wrote.
+fn all_to_all(writes: [Entry; 3]) -> [Registry; 3] {
+    let mut nodes = [1, 2, 3].map(|n| Registry::new(NodeId(n)));
+    for node in &mut nodes {
+        for n in 1..=3 {
+            node.node_up(NodeId(n));
+        }
+    }
+    let mut deltas = Vec::new();
+    for (node, write) in nodes.iter_mut().zip(writes) {
+        deltas.push(node.publish(write));
+    }
+    for node in &mut nodes {
+        for delta in &deltas {
+            node.apply(delta.clone());
+        }
+    }
+    nodes
+}
+
+#[test]
+fn test_r10_of_unique_claims_the_oldest_stands_alone_everywhere() {
+    let nodes = all_to_all([unique(12, "a", 7), unique(11, "a", 5), unique(10, "a", 5)]);
+    for node in &nodes {
+        assert_eq!(node.lookup("a"), [(NodeId(3), unique(10, "a", 5))]);
+        assert_eq!(node.names()["a"].len(), 1);
+        let conflict = node.conflicts().remove(0);
+        assert_eq!(conflict.winner, (NodeId(3), unique(10, "a", 5)));
+        assert_eq!(conflict.losers, [(NodeId(1), ActorId(12)), (NodeId(2), ActorId(11))]);
+        assert_eq!(node.holder("a", false).unwrap().0, NodeId(3));
+    }
+}
+
+#[test]
+fn test_r10_a_unique_claim_falls_before_older_plain_ones_and_beats_younger_ones() {
+    let plain = |actor, claimed| Entry { unique: false, ..unique(actor, "a", claimed) };
+    for node in all_to_all([plain(1, 5), unique(2, "a", 6), plain(3, 7)]) {
+        let stands: Vec<_> = node.lookup("a").into_iter().map(|(_, entry)| entry.actor).collect();
+        assert_eq!(stands, [ActorId(1), ActorId(3)]);
+        assert_eq!(node.conflicts()[0].losers, [(NodeId(2), ActorId(2))]);
+    }
+    let mut nodes = all_to_all([plain(1, 5), unique(2, "a", 4), plain(3, 7)]);
+    let conflict = nodes[0].conflicts().remove(0);
+    assert_eq!((conflict.winner.1.actor, conflict.losers.len()), (ActorId(2), 2));
+    // Losers that give up end the conflict, and the winner hears of each even if it never saw the claim itself.
+    let gone = [(0, 1), (2, 3)].map(|(node, actor)| nodes[node].concede(ActorId(actor), ActorId(2)).unwrap());
+    assert!(nodes[0].concede(ActorId(1), ActorId(2)).is_none() && nodes[0].conceded(ActorId(1)), "only once");
+    assert_eq!((nodes[0].get(ActorId(1)), nodes[0].len()), (None, 3));
+    let mut late = Registry::new(NodeId(2));
+    late.publish(unique(2, "a", 4));
+    for node in 1..=3 {
+        late.node_up(NodeId(node));
+    }
+    for delta in gone {
+        nodes[1].apply(delta);
+        let whole = nodes[1].missing(&late.digest());
+        for delta in whole {
+            late.apply(delta);
+        }
+    }
+    for winner in [&mut nodes[1], &mut late] {
+        let beaten: Vec<_> = winner.take_beaten().into_iter().map(|(node, entry)| (node, entry.actor)).collect();
+        assert_eq!(beaten, [(NodeId(1), ActorId(1)), (NodeId(3), ActorId(3))]);
+    }
+    assert_eq!(nodes[1].conflicts(), []);
+    assert_eq!(nodes[1].holder("a", false).unwrap().1.actor, ActorId(2));
+    nodes[1].withdraw(ActorId(2));
+    assert_eq!(nodes[1].holder("a", true), None);
+}
+
+#[test]
+fn plain_instances_are_no_conflict_and_keep_no_plain_claim_away() {
+    for node in all_to_all([entry(1, "a"), entry(2, "a"), entry(3, "a")]) {
+        assert_eq!(node.lookup("a").len(), 3);
+        assert_eq!(node.conflicts(), []);
+        assert_eq!(node.holder("a", false), None);
+        assert!(node.holder("a", true).is_some());
+    }
 }

@@ -279,7 +279,7 @@ impl ErrorHeader {
                 out.text = vec![what.clone()];
                 out.numbers = vec![after.as_millis() as u64];
             }
-            Error::TooLarge { what, size, limit, setting } => {
+            Error::TooLarge { what, size, limit, setting } | Error::ReplyTooLarge { what, size, limit, setting } => {
                 out.text = vec![what.clone(), setting.clone()];
                 out.numbers = vec![*size, *limit];
             }
@@ -317,6 +317,9 @@ impl ErrorHeader {
             "deadlock" => Some(Error::Deadlock { chain: text(0) }),
             "timeout" => Some(Error::Timeout { what: text(0), after: std::time::Duration::from_millis(number(0)) }),
             "too_large" => Some(Error::TooLarge { what: text(0), size: number(0), limit: number(1), setting: text(1) }),
+            "reply_too_large" => {
+                Some(Error::ReplyTooLarge { what: text(0), size: number(0), limit: number(1), setting: text(1) })
+            }
             "app" => Some(Error::App(Box::new(AppError {
                 type_name: text(0),
                 message: text(1),
@@ -391,6 +394,7 @@ mod tests {
             Error::ShutDown,
             Error::Timeout { what: "x".into(), after: std::time::Duration::from_millis(5) },
             Error::TooLarge { what: "message".into(), size: 9, limit: 8, setting: "max_message".into() },
+            Error::ReplyTooLarge { what: "an answer".into(), size: 9, limit: 8, setting: "max_message".into() },
             Error::App(Box::new(app)),
         ] {
             let back = ErrorHeader::from_error(1, &error).into_error();

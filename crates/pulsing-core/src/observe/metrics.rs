@@ -34,6 +34,10 @@ pub struct Metrics {
     pub messages: Counter,
     /// Calls this node sent to others.
     pub messages_sent: Counter,
+    /// Names that an actor of this node kept against a claim of another node.
+    pub claims_won: Counter,
+    /// Names that an actor of this node lost to an older claim of another node.
+    pub claims_lost: Counter,
     /// Messages nobody took: unknown actor, or dropped at stop.
     pub dead_letters: Counter,
     /// Streams begun by actors of this node.

@@ -244,6 +244,7 @@ mod tests {
                 addr: format!("127.0.0.1:800{n}"),
                 class: "W".into(),
                 metadata: BTreeMap::new(),
+                unique: false,
             };
             BTreeMap::from([("worker".into(), vec![instance(8), instance(9)])])
         }

@@ -158,6 +158,7 @@ impl Driver {
                     (registry.apply(delta), !registry.gaps().is_empty())
                 };
                 if changed {
+                    self.inner.settle_claims();
                     self.inner.changed();
                 }
                 if gaps {
@@ -228,6 +229,7 @@ impl Driver {
             MemberEvent::Up(peer) => {
                 tracing::info!(peer = %peer, "node joined");
                 self.inner.registry.lock().node_up(peer.node);
+                self.inner.settle_claims();
                 self.send_digest(peer, true);
             }
             MemberEvent::Down(peer, reason) => {

@@ -2,12 +2,37 @@
 
 use std::collections::BTreeMap;
 
+use super::Target;
 use crate::call::Call;
 
 /// Takes the calls for one actor. Rust actors sit behind a mailbox task, Python actors behind their loop's queue.
 pub trait Endpoint: Send + Sync + 'static {
     /// Takes a call. Called on network threads: must not block, and never attaches to an interpreter.
     fn deliver(&self, call: Call);
+    /// The actor's name has gone to another claimant, and the actor is to stop: see [`ActorSpec::unique`]. Called once, after
+    /// the name was withdrawn; must not block.
+    fn displaced(&self, _loss: &Displaced) {}
+}
+
+/// How an actor lost its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Displaced {
+    /// The name.
+    pub name: String,
+    /// Who lost it.
+    pub loser: Target,
+    /// Who holds it.
+    pub winner: Target,
+    /// Where the winner's node listens, `ip:port`; empty when it has just left.
+    pub addr: String,
+}
+
+impl std::fmt::Display for Displaced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, loser, winner, addr } = self;
+        let (loser, node, winner) = (loser.actor, winner.node, winner.actor);
+        write!(f, "actor {loser} lost name {name:?} to the older claim of actor {winner} on node {node} ({addr})")
+    }
 }
 
 /// How an actor is known.
@@ -23,4 +48,7 @@ pub struct ActorSpec {
     pub metadata: BTreeMap<String, String>,
     /// Hidden from default listings.
     pub internal: bool,
+    /// The name is for this instance alone in the whole cluster (R10). It has to be public. Of claims made at once on several
+    /// nodes, or while they were parted, the oldest wins; the others are told through [`Endpoint::displaced`].
+    pub unique: bool,
 }

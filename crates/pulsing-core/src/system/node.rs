@@ -47,7 +47,7 @@ pub(super) struct LocalActor {
 #[derive(Default)]
 pub(super) struct Actors {
     pub(super) by_id: HashMap<ActorId, Arc<LocalActor>>,
-    by_name: HashMap<String, ActorId>,
+    pub(super) by_name: HashMap<String, ActorId>,
 }
 
 /// What the parts of a node share.
@@ -69,7 +69,7 @@ pub(super) struct Inner {
     turns: AtomicUsize,
     tasks: Mutex<Vec<JoinHandle<()>>>,
     closing: Arc<Closing>,
-    myself: Weak<Inner>,
+    pub(super) myself: Weak<Inner>,
 }
 
 /// How long a departure waits until answers already given are written.
@@ -190,7 +190,8 @@ impl System {
     /// Makes `endpoint` reachable, and known under its name. The name is public as soon as this returns.
     ///
     /// # Errors
-    /// `NameTaken`, `InvalidName`, `Config` for metadata over 1 KB, `ShutDown`.
+    /// `NameTaken` on this node, or anywhere if either claim is unique; `InvalidName`; `Config` for metadata over 1 KB or a
+    /// unique name that is not public; `ShutDown`.
     pub fn register(&self, id: ActorId, spec: ActorSpec, endpoint: Arc<dyn Endpoint>) -> Result<()> {
         if *self.0.readiness.lock() == Readiness::Leaving {
             return Err(Error::ShutDown);
@@ -199,26 +200,45 @@ impl System {
             check_name(name)?;
         }
         check_metadata(&spec.metadata)?;
+        if spec.unique && (spec.name.is_none() || !spec.public) {
+            return Err(Error::Config("a unique actor needs a name, and one that is public".to_owned()));
+        }
         let entry = spec.published(id);
         {
+            // Held throughout: of two claims of one name here, the second sees the first, in the registry too.
             let mut actors = self.0.actors.write();
             if let Some(name) = &spec.name {
-                if actors.by_name.contains_key(name) {
-                    return Err(Error::NameTaken { name: name.clone() });
+                if let Some(actor) = actors.by_name.get(name) {
+                    return Err(Error::NameTaken { name: name.clone(), actor: *actor, node: self.0.id });
                 }
+                self.0.check_vacant(name, spec.unique)?;
                 actors.by_name.insert(name.clone(), id);
             }
             actors.by_id.insert(id, Arc::new(LocalActor { spec: Mutex::new(spec), endpoint }));
+            if let Some(entry) = entry {
+                // Queued under the lock: deltas must be pushed in the order of their versions.
+                let mut registry = self.0.registry.lock();
+                let delta = registry.publish(entry);
+                let _ = self.0.driver.send(Input::Publish(delta));
+            }
         }
         self.0.metrics.actors_created.inc();
-        if let Some(entry) = entry {
-            // Queued under the lock: deltas must be pushed in the order of their versions.
-            let mut registry = self.0.registry.lock();
-            let delta = registry.publish(entry);
-            let _ = self.0.driver.send(Input::Publish(delta));
-        }
+        // A claim of another node may have come between the look and the publication.
+        self.0.settle_claims();
         self.0.changed();
         Ok(())
+    }
+
+    /// Whether `name` could be claimed now: for those who have work to do before [`register`](Self::register).
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn check_vacant(&self, name: &str, unique: bool) -> Result<()> {
+        check_name(name)?;
+        if let Some(actor) = self.0.actors.read().by_name.get(name) {
+            return Err(Error::NameTaken { name: name.to_owned(), actor: *actor, node: self.0.id });
+        }
+        self.0.check_vacant(name, unique)
     }
 
     /// Takes an actor off this node; its name disappears from the cluster. False if it was not there.
@@ -226,7 +246,8 @@ impl System {
         let removed = {
             let mut actors = self.0.actors.write();
             let removed = actors.by_id.remove(&id);
-            if let Some(name) = removed.as_ref().and_then(|actor| actor.spec.lock().name.clone()) {
+            let name = removed.as_ref().and_then(|actor| actor.spec.lock().name.clone());
+            if let Some(name) = name.filter(|name| actors.by_name.get(name) == Some(&id)) {
                 actors.by_name.remove(&name);
             }
             removed
@@ -237,7 +258,9 @@ impl System {
         self.0.metrics.actors_stopped.inc();
         {
             let mut registry = self.0.registry.lock();
-            if let Some(delta) = registry.withdraw(id) {
+            if !registry.conceded(id)
+                && let Some(delta) = registry.withdraw(id)
+            {
                 let _ = self.0.driver.send(Input::Publish(delta));
             }
         }
@@ -280,6 +303,7 @@ impl System {
                     addr: self.addr().to_string(),
                     class: spec.class.clone(),
                     metadata: spec.metadata.clone(),
+                    unique: false,
                 });
             }
         }
@@ -398,7 +422,9 @@ impl System {
 impl ActorSpec {
     fn published(&self, id: ActorId) -> Option<Entry> {
         let name = self.name.clone().filter(|_| self.public)?;
-        Some(Entry { name, actor: id, class: self.class.clone(), metadata: self.metadata.clone() })
+        let claimed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let (class, metadata) = (self.class.clone(), self.metadata.clone());
+        Some(Entry { name, actor: id, class, metadata, unique: self.unique, claimed, lost_to: None })
     }
 }
 
@@ -424,7 +450,7 @@ impl Inner {
         }
     }
 
-    fn living(&self, node: NodeId) -> Option<Identity> {
+    pub(super) fn living(&self, node: NodeId) -> Option<Identity> {
         let members = self.members.read();
         let member = members.get(&node)?;
         matches!(member.state, MemberState::Alive | MemberState::Suspect).then_some(member.identity)
@@ -459,6 +485,7 @@ impl Inner {
             addr: addr.to_string(),
             class: entry.class,
             metadata: entry.metadata,
+            unique: entry.unique,
         })
     }
 

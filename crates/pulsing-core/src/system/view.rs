@@ -29,6 +29,8 @@ pub struct Instance {
     pub class: String,
     /// Published metadata (kind, model, role, protocol, state).
     pub metadata: BTreeMap<String, String>,
+    /// The name is for this instance alone.
+    pub unique: bool,
 }
 
 /// How a member is seen from here.

@@ -325,9 +325,18 @@ impl Sim {
 
     /// Publishes an actor on a host under a name.
     pub fn publish(&mut self, host: usize, name: &str) -> ActorId {
+        self.claim(host, name, false)
+    }
+
+    /// `publish` for one holder in the cluster, without a look at who holds the name.
+    pub fn publish_unique(&mut self, host: usize, name: &str) -> ActorId {
+        self.claim(host, name, true)
+    }
+
+    fn claim(&mut self, host: usize, name: &str, unique: bool) -> ActorId {
         let actor = ActorId(self.rng.random());
         let run = self.process(host).run;
-        self.handle(host, run, Input::Publish(name.to_owned(), actor));
+        self.handle(host, run, Input::Publish(name.to_owned(), actor, unique));
         actor
     }
 

@@ -1,6 +1,6 @@
 //! One process: membership, registry, and the little that the network layer adds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub enum Input {
     Redial,
     Sync,
     Leave,
-    Publish(String, ActorId),
+    Publish(String, ActorId, bool),
     Withdraw(ActorId),
 }
 
@@ -55,6 +55,10 @@ pub struct Process {
     pub paused: bool,
     pub waiting: Vec<Input>,
     pub log: Vec<(Duration, MemberEvent)>,
+    /// Actors of this node that lost their name, and to whom.
+    pub displaced: Vec<(ActorId, ActorId)>,
+    /// Actors elsewhere that lost their name to one of this node.
+    pub beaten: BTreeSet<ActorId>,
     seeds: Vec<usize>,
 }
 
@@ -68,6 +72,8 @@ impl Process {
             paused: false,
             waiting: Vec::new(),
             log: Vec::new(),
+            displaced: Vec::new(),
+            beaten: BTreeSet::new(),
             seeds: seeds.to_vec(),
         }
     }
@@ -95,8 +101,10 @@ impl Process {
                 }
                 fx.later.push((ms(1000), Input::Sync));
             }
-            Input::Publish(name, actor) => {
-                let entry = Entry { name, actor, class: "Test".to_owned(), metadata: BTreeMap::new() };
+            Input::Publish(name, actor, unique) => {
+                let (class, metadata) = ("Test".to_owned(), BTreeMap::new());
+                let claimed = now.as_millis() as u64;
+                let entry = Entry { name, actor, class, metadata, unique, claimed, lost_to: None };
                 let delta = self.registry.publish(entry);
                 self.push(&delta, &mut fx);
             }
@@ -115,7 +123,21 @@ impl Process {
                 }
             }
         }
+        self.settle_claims(&mut fx);
         fx
+    }
+
+    fn settle_claims(&mut self, fx: &mut Effects) {
+        for conflict in self.registry.conflicts() {
+            let winner = conflict.winner.1.actor;
+            for (_, loser) in conflict.losers.into_iter().filter(|(owner, _)| *owner == self.node) {
+                self.displaced.push((loser, winner));
+                let delta = self.registry.concede(loser, winner).expect("a published actor");
+                self.push(&delta, fx);
+                fx.later.push((ms(10_000), Input::Withdraw(loser)));
+            }
+        }
+        self.beaten.extend(self.registry.take_beaten().into_iter().map(|(_, entry)| entry.actor));
     }
 
     fn event(&mut self, event: MemberEvent, fx: &mut Effects) {

@@ -338,6 +338,7 @@ mod tests {
             addr: "127.0.0.1:1".into(),
             class: String::new(),
             metadata: metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            unique: false,
         }))
     }
     fn report(state: &str, running: u32, capacity: u32) -> LoadReport {

@@ -135,6 +135,7 @@ impl FakeCluster {
             addr: format!("10.0.0.{}:1", worker.id.0),
             class: "test.Worker".into(),
             metadata: worker.metadata.lock().clone(),
+            unique: false,
         };
         workers.iter().map(instance).collect()
     }
