@@ -204,11 +204,19 @@ class System:
         class_name: str,
         metadata: dict[str, str],
         internal: bool,
+        unique: bool,
     ) -> None:
-        """Makes an actor reachable: its calls arrive with `key` as their token.
+        """Makes an actor reachable: its calls arrive with `key` as their token, and so does the loss of a unique name.
 
         Raises:
-            CoreError: name_taken, invalid_name, config (metadata over 1 KB), shut_down.
+            CoreError: name_taken, invalid_name, config (metadata over 1 KB, a private unique name), shut_down.
+        """
+
+    def check_vacant(self, name: str, unique: bool) -> None:
+        """Whether `register` could claim the name now.
+
+        Raises:
+            CoreError: name_taken, invalid_name.
         """
 
     def unregister(self, actor: bytes) -> bool:
@@ -222,7 +230,7 @@ class System:
         """
 
     def instances(self, name: str) -> list[dict[str, Any]]:
-        """Instances of a name: name, node_id, actor_id, addr, class, metadata."""
+        """Instances of a name: name, node_id, actor_id, addr, class, metadata, unique."""
 
     def names(self) -> dict[str, list[dict[str, Any]]]:
         """Every published instance by name."""

@@ -7,7 +7,7 @@
     │   ├── ActorNotFoundError              no actor with this id lives there
     │   ├── MailboxFull                     full, and the call was made with no_wait
     │   ├── DeadlockError                   the actor would wait on itself
-    │   ├── NameTakenError                  the name has a holder on this node
+    │   ├── NameTakenError                  the name has a holder already
     │   ├── InvalidNameError                the text cannot be a name           (also ValueError)
     │   ├── NameNotFoundError               nobody serves under this name       (also LookupError)
     │   ├── NodeNotFoundError               the node is no member               (also LookupError)
@@ -124,7 +124,7 @@ class DeadlockError(PulsingRuntimeError):
 
 
 class NameTakenError(PulsingRuntimeError):
-    """The name has a holder on this node; stop it or choose another name."""
+    """The name has a holder: on this node, or anywhere if one of the two is unique. Stop it or choose another name."""
 
 
 class InvalidNameError(PulsingRuntimeError, ValueError):

@@ -20,6 +20,7 @@ const CANCELLED: u8 = 6;
 const CREDIT: u8 = 7;
 const DONE: u8 = 8;
 const CHANGED: u8 = 9;
+const DISPLACED: u8 = 10;
 
 /// `(kind, token, ...)`.
 pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> PyResult<Bound<'py, PyTuple>> {
@@ -36,6 +37,7 @@ pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> P
         Event::Credit(token) => (CREDIT, token).into_pyobject(py),
         Event::Done(token, Ok(build)) => (DONE, token, build(py)?).into_pyobject(py),
         Event::Changed(token) => (CHANGED, token).into_pyobject(py),
+        Event::Displaced(token, how) => (DISPLACED, token, how).into_pyobject(py),
     }
 }
 
@@ -58,5 +60,6 @@ pub(crate) fn instance<'py>(py: Python<'py>, instance: &pulsing_core::Instance) 
     dict.set_item("addr", &instance.addr)?;
     dict.set_item("class", &instance.class)?;
     dict.set_item("metadata", instance.metadata.clone())?;
+    dict.set_item("unique", instance.unique)?;
     Ok(dict)
 }

@@ -24,7 +24,12 @@ pub(crate) fn to_tuple<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'p
             fields.set_item("actor", actor.to_string())?;
             fields.set_item("capacity", capacity)?;
         }
-        Error::NameTaken { name } | Error::InvalidName { name, .. } => fields.set_item("name", name)?,
+        Error::NameTaken { name, actor, node } => {
+            fields.set_item("name", name)?;
+            fields.set_item("actor", actor.to_string())?;
+            fields.set_item("node", node.to_string())?;
+        }
+        Error::InvalidName { name, .. } => fields.set_item("name", name)?,
         Error::NameNotFound { name, waited, .. } => {
             fields.set_item("name", name)?;
             fields.set_item("waited", waited.as_secs_f64())?;

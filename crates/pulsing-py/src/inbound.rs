@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pulsing_core::{ActorId, AppError, Call, Credit, Endpoint, Error, Mode, Payload, Responder, StreamSink};
+use pulsing_core::{ActorId, AppError, Call, Credit, Displaced, Endpoint, Error, Mode, Payload, Responder, StreamSink};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -30,6 +30,9 @@ impl Endpoint for QueueEndpoint {
                 queue.push(Event::Cancelled(token));
             }
         });
+    }
+    fn displaced(&self, loss: &Displaced) {
+        self.queue.push(Event::Displaced(self.key, loss.to_string()));
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) enum Event {
     Done(u64, Result<Build, pulsing_core::Error>),
     /// What was watched with this token changed.
     Changed(u64),
+    /// The actor registered with this token lost its name, as told.
+    Displaced(u64, String),
 }
 
 /// Events on their way to a loop. Pushed from any thread, drained by one.

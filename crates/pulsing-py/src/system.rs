@@ -133,7 +133,7 @@ impl System {
     fn addr(&self) -> String {
         self.core.addr().to_string()
     }
-    #[pyo3(signature = (bridge, key, actor, *, name, public, class_name, metadata, internal))]
+    #[pyo3(signature = (bridge, key, actor, *, name, public, class_name, metadata, internal, unique))]
     fn register(
         &self,
         py: Python<'_>,
@@ -145,12 +145,17 @@ impl System {
         class_name: String,
         metadata: BTreeMap<String, String>,
         internal: bool,
+        unique: bool,
     ) -> PyResult<()> {
         runtime::check_fork()?;
         let _guard = self.runtime.enter();
-        let spec = ActorSpec { name, public, class: class_name, metadata, internal };
+        let spec = ActorSpec { name, public, class: class_name, metadata, internal, unique };
         let endpoint = Arc::new(QueueEndpoint { queue: bridge.queue(), key });
         self.core.register(actor_id(actor)?, spec, endpoint).map_err(|error| errors::raise(py, &error))
+    }
+    fn check_vacant(&self, py: Python<'_>, name: &str, unique: bool) -> PyResult<()> {
+        runtime::check_fork()?;
+        self.core.check_vacant(name, unique).map_err(|error| errors::raise(py, &error))
     }
     fn unregister(&self, actor: &[u8]) -> PyResult<bool> {
         runtime::check_fork()?;
@@ -200,6 +205,8 @@ impl System {
             ("actors_restarted", &m.actors_restarted),
             ("messages", &m.messages),
             ("messages_sent", &m.messages_sent),
+            ("claims_won", &m.claims_won),
+            ("claims_lost", &m.claims_lost),
             ("dead_letters", &m.dead_letters),
             ("streams", &m.streams),
             ("stream_items", &m.stream_items),

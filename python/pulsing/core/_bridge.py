@@ -11,7 +11,7 @@ from typing import Any
 from pulsing import _core
 from pulsing.core._errors import from_core
 
-VALUE, ERROR, STREAM_START, ITEM, END, INBOUND, CANCELLED, CREDIT, DONE, CHANGED = range(10)
+VALUE, ERROR, STREAM_START, ITEM, END, INBOUND, CANCELLED, CREDIT, DONE, CHANGED, DISPLACED = range(11)
 
 Event = tuple[Any, ...]
 Handler = Callable[[Event], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from pulsing.core._supervision import RestartPolicy
 if TYPE_CHECKING:
     from pulsing.core._system import ActorSystem
 
+_log = logging.getLogger("pulsing")
+
 
 class Cell:
     """An actor on its loop. Everything here runs on that loop's thread."""
@@ -30,12 +33,14 @@ class Cell:
         "internal",
         "key",
         "life",
+        "loss",
         "mailbox",
         "metadata",
         "name",
         "public",
         "state",
         "system",
+        "unique",
     )
 
     def __init__(
@@ -58,6 +63,9 @@ class Cell:
         self.key = 0
         self.internal = False
         self.public = False
+        self.unique = False
+        self.loss: str | None = None
+        """How it lost its unique name, if it did."""
         self.context = copy_context()
         """What its handlers' contexts are copied from: the surroundings of its spawn."""
         self.mailbox = Mailbox(self, mailbox)
@@ -87,3 +95,9 @@ class Cell:
     def protocols(self) -> frozenset[int]:
         """Codecs whose calls the actor takes raw, in `on_protocol_call`."""
         return frozenset(getattr(type(self.instance), "__pulsing_protocols__", ()))
+
+    def displaced(self, loss: str) -> None:
+        """Another node's older claim of its unique name stands: the actor stops."""
+        self.loss = loss
+        _log.error("%s: it stops", loss)
+        self.system.background(self.system.kill(self.id))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pulsing import _core
+from pulsing.core._bridge import DISPLACED
 from pulsing.core._cell import Cell
 from pulsing.core._delivery import Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec, receive_of
@@ -118,7 +119,7 @@ class InboundCall:
 
 
 class Inlet:
-    """Takes the calls that arrive for one actor, and their cancellations."""
+    """Takes the calls that arrive for one actor, their cancellations, and the loss of its name."""
 
     __slots__ = ("_bridge", "_cell")
 
@@ -127,6 +128,9 @@ class Inlet:
         self._cell = cell
 
     def __call__(self, event: Event) -> None:
+        if event[0] == DISPLACED:
+            self._cell.displaced(event[2])
+            return
         call: _core.InboundCall = event[2]
         cell = self._cell
         cell.system.counts.inbound += 1

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 def stopped(cell: Cell, how: str = "stopped") -> PulsingError:
     """What callers of a stopped actor get."""
+    if cell.loss is not None:
+        how = f"stopped ({cell.loss})"
     error = ActorStoppedError(f"actor {cell.label} {how} before it answered", cell.label)
     return refuse_as(error, "actor_stopped")
 

@@ -48,6 +48,7 @@ class ActorClass:
         system: Any = None,
         name: str | None = None,
         public: bool | None = None,
+        unique: bool = False,
         placement: str | int | NodeId = "local",
         mailbox: int | None = None,
         max_concurrency: int | None = None,
@@ -60,6 +61,8 @@ class ActorClass:
             system: Where; default: the global system of `pul.init`.
             name: Name to serve under; none: reachable through the returned proxy only.
             public: Publish the name in the cluster; default: when there is one.
+            unique: The name is for this actor alone in the whole cluster (R10). Of claims made on several nodes at once, or
+                while they were parted, the oldest stands, and the other actor is stopped.
             placement: "local"; "remote": the other Python nodes in turn (here, with a warning, when there is none); a
                 node id; or the ``host:port`` of a member.
             mailbox: Messages that may wait (16 to 1,000,000). Default: the decorator's, else the system's.
@@ -68,7 +71,8 @@ class ActorClass:
 
         Raises:
             Exception: What the constructor or `on_start` raised, there as here.
-            NameTakenError: The name has a holder on that node.
+            NameTakenError: The name has a holder on that node; or anywhere, if that holder or this actor is unique.
+            ConfigError: A unique actor without a public name.
             NodeNotFoundError: The placement is no living member.
             CodeNotFoundError: The other node lacks code that the actor needs.
             ValueError: A placement that is none, or numbers that make no sense.
@@ -80,6 +84,7 @@ class ActorClass:
             kwargs,
             name=name,
             public=public,
+            unique=unique,
             placement=placement,
             mailbox=mailbox,
             max_concurrency=max_concurrency,
@@ -96,13 +101,13 @@ class ActorClass:
     async def local(
         self, system: Any, *args: Any, name: str | None = None, public: bool | None = None, **kwargs: Any
     ) -> ActorProxy:
-        """`spawn` on `system`'s node."""
+        """`spawn` on `system`'s node, with its other keyword arguments, too."""
         return await self.spawn(*args, system=system, name=name, public=public, **kwargs)
 
     async def remote(
         self, system: Any, *args: Any, name: str | None = None, public: bool | None = None, **kwargs: Any
     ) -> ActorProxy:
-        """`spawn` on some other node of `system`'s cluster."""
+        """`spawn` on some other node of `system`'s cluster, with its other keyword arguments, too."""
         return await self.spawn(*args, system=system, name=name, public=public, placement="remote", **kwargs)
 
     async def resolve(

@@ -61,6 +61,7 @@ class PythonActorService:
         *args: Any,
         name: str | None = None,
         public: bool = True,
+        unique: bool = False,
         restart_policy: str = "never",
         max_restarts: int = 3,
         min_backoff: float = 0.1,
@@ -73,7 +74,9 @@ class PythonActorService:
         module, _, qualname = class_name.rpartition(".")
         found = import_class(module, qualname)
         policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff)
-        options = SpawnOptions(name, public, policy if policy.restarts else found.policy, *found.limits(None, None))
+        options = SpawnOptions(
+            name, public, policy if policy.restarts else found.policy, *found.limits(None, None), unique
+        )
         ref = await self._system.spawn_from(Blueprint(found.cls, args, kwargs), options)
         return {"actor_id": str(ref.actor_id), "node_id": str(ref.node_id), "methods": sorted(methods_of(found.cls))}
 

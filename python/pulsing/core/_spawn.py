@@ -15,7 +15,7 @@ from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass, import_class
 from pulsing.core._supervision import RestartPolicy, check_limits
 from pulsing.core._threads import run_in_thread
-from pulsing.exceptions import CodeNotFoundError
+from pulsing.exceptions import CodeNotFoundError, ConfigError
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Code that travels by value is byte code, which other versions of Python cannot run."""
@@ -34,8 +34,10 @@ class SpawnOptions:
         policy: How it is supervised.
         mailbox: Messages that may wait (16 to 1,000,000).
         max_concurrency: Handlers that may interleave.
+        unique: The name is for this actor alone in the whole cluster.
 
     Raises:
+        ConfigError: A unique actor without a public name.
         ValueError: Numbers that make no sense.
     """
 
@@ -44,8 +46,11 @@ class SpawnOptions:
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     mailbox: int | None = None
     max_concurrency: int | None = None
+    unique: bool = False
 
     def __post_init__(self) -> None:
+        if self.unique and (self.name is None or self.public is False):
+            raise ConfigError("unique=True: a unique actor needs a name, and a public one")
         check_limits(self.mailbox, self.max_concurrency)
 
 

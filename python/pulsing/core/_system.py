@@ -191,6 +191,7 @@ class ActorSystem:
         *,
         name: str | None = None,
         public: bool | None = None,
+        unique: bool = False,
         restart_policy: str = "never",
         max_restarts: int = 3,
         min_backoff: float = 0.1,
@@ -207,6 +208,8 @@ class ActorSystem:
             actor: An instance with `receive` or methods; or, needed for supervision, a zero-argument factory of one.
             name: Name to serve under; none: reachable by reference only.
             public: Publish the name in the cluster; default: when there is one.
+            unique: The name is for this actor alone in the whole cluster (R10). Of claims made on several nodes at once, or
+                while they were parted, the oldest stands, and the other actor is stopped.
             restart_policy: "never", "on_failure" or "always".
             max_restarts: Restarts allowed within `restart_window`.
             min_backoff: Seconds before the first restart of a series.
@@ -218,14 +221,15 @@ class ActorSystem:
 
         Raises:
             Exception: What the factory or `on_start` raised.
-            NameTakenError: The name has a holder on that node.
+            NameTakenError: The name has a holder on that node; or anywhere, if that holder or this actor is unique.
+            ConfigError: A unique actor without a public name.
             NodeNotFoundError: The placement is no living member.
             CodeNotFoundError: The other node lacks code that the actor needs.
             TypeError: Nothing that can be an actor, supervision without a factory, or what cannot travel.
             ValueError: A placement that is none, or numbers that make no sense.
         """
         policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
-        options = SpawnOptions(name, public, policy, mailbox, max_concurrency)
+        options = SpawnOptions(name, public, policy, mailbox, max_concurrency, unique)
         return await self.spawn_from(blueprint(actor, policy), options, placement, internal=_internal)
 
     async def spawn_class(
@@ -236,12 +240,13 @@ class ActorSystem:
         *,
         name: str | None,
         public: bool | None,
+        unique: bool = False,
         placement: Placement = "local",
         mailbox: int | None = None,
         max_concurrency: int | None = None,
     ) -> ActorRef:
         """`spawn` of an ``@remote`` class, here or on another node."""
-        options = SpawnOptions(name, public, cls.policy, *cls.limits(mailbox, max_concurrency))
+        options = SpawnOptions(name, public, cls.policy, *cls.limits(mailbox, max_concurrency), unique)
         return await self.spawn_from(Blueprint(cls.cls, args, kwargs), options, placement)
 
     async def spawn_from(
@@ -279,6 +284,11 @@ class ActorSystem:
                 raise NameTakenError(
                     f"name {name!r} is already taken on this node; stop its holder or choose another name"
                 )
+            try:
+                # Before any of the user's code runs; `register` looks again.
+                self.core.check_vacant(name, options.unique)
+            except _core.CoreError as error:
+                raise from_core(error.args) from None
         cell = Cell(
             self,
             plan.build,
@@ -288,6 +298,7 @@ class ActorSystem:
             mailbox=options.mailbox or CAPACITY,
             max_concurrency=options.max_concurrency or MAX_CONCURRENCY,
         )
+        cell.unique = options.unique
         if actor is not None:
             cell.id = actor
         if name is not None:
@@ -329,6 +340,7 @@ class ActorSystem:
                 class_name=cell.class_name,
                 metadata=cell.metadata,
                 internal=cell.internal,
+                unique=cell.unique,
             )
         except _core.CoreError as error:
             raise from_core(error.args) from None
@@ -461,7 +473,7 @@ class ActorSystem:
         return [{**member, "status": _STATUS[member["state"]]} for member in self.core.members()]
 
     async def get_named_instances(self, name: str) -> list[dict[str, Any]]:
-        """The instances of a name: name, node_id, actor_id, addr, class, metadata."""
+        """The instances of a name: name, node_id, actor_id, addr, class, metadata, unique."""
         return self.core.instances(clean_name(name))
 
     async def all_named_actors(self) -> list[dict[str, Any]]:

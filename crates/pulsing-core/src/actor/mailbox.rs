@@ -104,6 +104,6 @@ impl Endpoint for Mailbox {
     }
     fn displaced(&self, loss: &Displaced) {
         tracing::error!("{loss}: it stops");
-        self.stop(false);
+        self.stop(true);
     }
 }

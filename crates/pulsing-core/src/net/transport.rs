@@ -110,8 +110,8 @@ impl Transport {
         }
     }
 
-    /// The epoch of a node that starts: milliseconds of wall-clock time, so that a restart is younger than what it
-    /// replaces.
+    /// The epoch of a node that starts, and the stamp of a claim: milliseconds of wall-clock time, so that a restart is
+    /// younger than what it replaces.
     pub fn epoch(&self) -> u64 {
         match self {
             Self::Tcp => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,

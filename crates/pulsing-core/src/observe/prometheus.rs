@@ -34,12 +34,14 @@ pub(super) fn render(source: &dyn ObserveSource) -> String {
     let instances: usize = names.values().map(Vec::len).sum();
     one("pulsing_registry_instances", "gauge", "Published instances this node knows of.", "", instances as f64);
 
-    let counters: [(&str, &str, &Counter); 13] = [
+    let counters: [(&str, &str, &Counter); 15] = [
         ("pulsing_actors_created_total", "Actors registered since the start.", &metrics.actors_created),
         ("pulsing_actors_stopped_total", "Actors unregistered since the start.", &metrics.actors_stopped),
         ("pulsing_actors_restarted_total", "Actors restarted by supervision.", &metrics.actors_restarted),
         ("pulsing_messages_total", "Calls delivered to actors of this node.", &metrics.messages),
         ("pulsing_messages_sent_total", "Calls this node sent to others.", &metrics.messages_sent),
+        ("pulsing_name_claims_won_total", "Names kept against a claim of another node.", &metrics.claims_won),
+        ("pulsing_name_claims_lost_total", "Names lost to an older claim of another node.", &metrics.claims_lost),
         ("pulsing_dead_letters_total", "Messages nobody took.", &metrics.dead_letters),
         ("pulsing_streams_total", "Streams begun by actors of this node.", &metrics.streams),
         ("pulsing_stream_items_total", "Stream items delivered to callers here.", &metrics.stream_items),

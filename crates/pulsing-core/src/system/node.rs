@@ -203,7 +203,7 @@ impl System {
         if spec.unique && (spec.name.is_none() || !spec.public) {
             return Err(Error::Config("a unique actor needs a name, and one that is public".to_owned()));
         }
-        let entry = spec.published(id);
+        let entry = spec.published(id, self.0.link_config.transport.epoch());
         {
             // Held throughout: of two claims of one name here, the second sees the first, in the registry too.
             let mut actors = self.0.actors.write();
@@ -420,9 +420,8 @@ impl System {
 }
 
 impl ActorSpec {
-    fn published(&self, id: ActorId) -> Option<Entry> {
+    fn published(&self, id: ActorId, claimed: u64) -> Option<Entry> {
         let name = self.name.clone().filter(|_| self.public)?;
-        let claimed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         let (class, metadata) = (self.class.clone(), self.metadata.clone());
         Some(Entry { name, actor: id, class, metadata, unique: self.unique, claimed, lost_to: None })
     }

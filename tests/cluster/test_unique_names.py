@@ -1,0 +1,93 @@
+"""A name for one actor in the cluster (R10)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from runtime_util import cluster, eventually, run
+
+import pulsing as pul
+from pulsing.core import ActorProxy
+from pulsing.core._inbound import Inlet
+from pulsing.exceptions import ActorNotFoundError, ActorStoppedError, ConfigError, NameTakenError
+
+
+@pul.remote
+class Leader:
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+
+    def who(self) -> int:
+        return id(self)
+
+    async def hang(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_r10_a_unique_name_has_one_holder_and_costs_the_other_no_constructor() -> None:
+    async def main() -> None:
+        async with cluster(2) as (a, b):
+            leader = await Leader.spawn(system=a, name="leader", unique=True)
+            there = await Leader.resolve("leader", system=b, timeout=5)
+            before = Leader.made
+            for unique in (True, False):
+                with pytest.raises(NameTakenError, match=str(a.node_id)) as caught:
+                    await Leader.spawn(system=b, name="leader", unique=unique)
+                assert caught.value.retry_safe
+            assert Leader.made == before
+            assert (await a.get_named_instances("leader"))[0]["unique"]
+            await a.stop("leader")
+            await eventually("the name is gone", lambda: not b.core.instances("leader"))
+            with pytest.raises(ActorNotFoundError):
+                await there.who()
+            # From one node for another, too.
+            await Leader.remote(a, name="leader", unique=True)
+            with pytest.raises(NameTakenError):
+                await Leader.remote(b, name="leader", unique=True)
+            assert leader.ref != (await Leader.resolve("leader", system=a, timeout=5)).ref
+            for name, public in ((None, None), ("x", False)):
+                with pytest.raises(ConfigError, match="unique=True"):
+                    await a.spawn(Leader, unique=True, name=name, public=public)
+
+    run(main())
+
+
+def test_r10_get_or_create_by_many_ends_at_one_actor() -> None:
+    async def get_or_create(system: pul.ActorSystem) -> ActorProxy:
+        try:
+            return await Leader.spawn(system=system, name="shared", unique=True)
+        except NameTakenError:
+            return await Leader.resolve("shared", system=system, timeout=5)
+
+    async def main() -> None:
+        async with cluster(2) as systems:
+            await asyncio.gather(*(get_or_create(system) for system in systems for _ in range(10)))
+            await eventually(
+                "one holder", lambda: len({i["actor_id"] for s in systems for i in s.core.instances("shared")}) == 1
+            )
+            answers = {await (await Leader.resolve("shared", system=system)).who() for system in systems}
+            assert len(answers) == 1
+
+    run(main())
+
+
+def test_r10_the_loser_of_a_name_is_stopped_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with cluster(2) as (a, _b):
+            leader = await Leader.spawn(system=a, name="leader", unique=True)
+            call = asyncio.create_task(leader.hang())
+            cell = a.cell(leader.actor_id)
+            assert cell is not None
+            await eventually("the handler runs", lambda: bool(cell.handlers.running))
+            Inlet(a._bridge, cell)((10, 0, "actor 1 lost name 'leader' to the older claim of actor 2 on node 3"))
+            with pytest.raises(ActorStoppedError, match="older claim of actor 2 on node 3"):
+                await call
+            await eventually("the loser is gone", lambda: a.cell(leader.actor_id) is None)
+
+    with caplog.at_level(logging.ERROR, "pulsing"):
+        run(main())
+    assert [r.levelname for r in caplog.records if "older claim of actor 2" in r.getMessage()] == ["ERROR"]
