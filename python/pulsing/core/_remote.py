@@ -61,7 +61,7 @@ class ActorClass:
             system: Where; default: the global system of `pul.init`.
             name: Name to serve under; none: reachable through the returned proxy only.
             public: Publish the name in the cluster; default: when there is one.
-            unique: The name is for this actor alone in the whole cluster (R10). Of claims made on several nodes at once,
+            unique: The name is for this actor alone in the whole cluster. Of claims made on several nodes at once,
                 or while they were parted, the oldest stands, and the other actor is stopped.
             placement: "local"; "remote": the other Python nodes in turn (here, with a warning, when there is none); a
                 node id; or the ``host:port`` of a member.

@@ -208,7 +208,7 @@ class ActorSystem:
             actor: An instance with `receive` or methods; or, needed for supervision, a zero-argument factory of one.
             name: Name to serve under; none: reachable by reference only.
             public: Publish the name in the cluster; default: when there is one.
-            unique: The name is for this actor alone in the whole cluster (R10). Of claims made on several nodes at once,
+            unique: The name is for this actor alone in the whole cluster. Of claims made on several nodes at once,
                 or while they were parted, the oldest stands, and the other actor is stopped.
             restart_policy: "never", "on_failure" or "always".
             max_restarts: Restarts allowed within `restart_window`.
