@@ -1,6 +1,7 @@
 """The actor runtime: actors, proxies, messages, systems."""
 
 from pulsing.core._actor import Actor
+from pulsing.core._arguments import ArgumentStream
 from pulsing.core._config import SystemConfig
 from pulsing.core._dispatch import blocking, serial
 from pulsing.core._global import (
@@ -55,6 +56,7 @@ __all__ = [
     "ActorProxy",
     "ActorRef",
     "ActorSystem",
+    "ArgumentStream",
     "InboundCall",
     "Message",
     "NodeId",

@@ -61,6 +61,13 @@ def refuse_as(error: ex.PulsingError, kind: str, detail: str = "", number: float
     return error
 
 
+def as_raised(error: BaseException) -> BaseException:
+    """`error` as a handler's own: a refusal that it got from another actor is not its actor's."""
+    if to_refusal(error) is not None:
+        vars(error).pop("pulsing_refusal", None)
+    return error
+
+
 def encode(error: BaseException) -> tuple[str, str, int, bytes, str]:
     """``(type_name, message, code, data, traceback)`` of a handler's exception; data is empty if it cannot be
     pickled.

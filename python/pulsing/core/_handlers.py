@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from pulsing.core._context import CallContext, current
 from pulsing.core._delivery import DONE, RUNNING, Delivery
 from pulsing.core._dispatch import MethodSpec
+from pulsing.core._errors import as_raised
 from pulsing.core._life import OPEN, STOPPING
 from pulsing.core._producers import as_items, stream_type
 from pulsing.core._refusals import cancelled_itself, stopped
@@ -174,8 +175,8 @@ class Handlers:
             self._cell.mailbox.pump_soon()
         # Streams to other nodes are counted where they enter and leave the network.
         local = isinstance(d.reply, LocalReply)
-        counts = self._cell.system.counts
-        counts.streams += local
+        system = self._cell.system
+        system.counts.streams += local
         items = as_items(result, _in_thread_plain if d.spec.blocking else None)
         reply = d.reply
         try:
@@ -183,7 +184,7 @@ class Handlers:
             async for item in items:
                 while not reply.try_send(item):
                     await reply.wait_credit()
-                counts.stream_items += local
+                system.counts.stream_items += local
             reply.end()
         finally:
             await items.aclose()
@@ -208,7 +209,7 @@ class Handlers:
         else:
             if d.one_way:
                 _log.error("%s.%s, called by tell, failed", cell.label, d.spec.name, exc_info=error)
-            d.fail(error)
+            d.fail(as_raised(error))
             cell.life.failed(error)
 
     # -- the end of what runs -----------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ def _is_plain(result: Any) -> bool:
     return not (
         inspect.isawaitable(result)
         or inspect.isgenerator(result)
-        or inspect.isasyncgen(result)
+        or isinstance(result, AsyncIterator)
         or stream_type(result) is not None
     )
 

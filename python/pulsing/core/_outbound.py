@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 def _envelope(op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bytes, list[Any]]:
     if op == OP_MESSAGE and type(args[0]) is Message and not args[0].is_stream:
         return RAW, args[0].msg_type.encode(), [args[0].payload]
-    head, buffers = dumps((op, name, args, kwargs))
+    try:
+        head, buffers = dumps((op, name, args, kwargs))
+    except TypeError as error:
+        from pulsing.core._unsendable import arguments, unsendable
+
+        raise unsendable(error, name or "receive", arguments(args, kwargs)) from error.__cause__
     return PICKLE, head, buffers
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from pulsing.core._streams import StreamReader
 from pulsing.core.messaging import Message, StreamMessage
 
 _TURN = 32
@@ -23,29 +21,29 @@ def stream_type(result: Any) -> str | None:
     return None
 
 
+async def close(iterator: AsyncIterator[Any]) -> None:
+    """Ends an asynchronous iterator, if it can be ended."""
+    aclose: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
 async def as_items(result: Any, in_thread: Callable[..., Awaitable[Any]] | None) -> AsyncGenerator[Any, None]:
-    """The items of a generator, an asynchronous generator or a streaming message; closes it at the end."""
+    """The items of a generator, an asynchronous iterator or a streaming message; closes it at the end."""
     if isinstance(result, StreamMessage):
-        source = result._writer._iterate()
+        written = result._writer._iterate()
+        try:
+            async for item in written:
+                yield item
+        finally:
+            await written.aclose()
+    elif isinstance(result, (AsyncIterator, Message)):
+        source = result.stream_reader() if isinstance(result, Message) else result
         try:
             async for item in source:
                 yield item
         finally:
-            await source.aclose()
-    elif inspect.isasyncgen(result):
-        try:
-            async for item in result:
-                yield item
-        finally:
-            await result.aclose()
-    elif isinstance(result, Message):
-        reader = result.stream_reader()
-        try:
-            async for item in reader:
-                yield item
-        finally:
-            if isinstance(reader, StreamReader):
-                await reader.aclose()
+            await close(source)
     elif in_thread is not None:
         try:
             while (item := await in_thread(next, result, _END)) is not _END:

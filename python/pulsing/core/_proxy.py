@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Generator
 from typing import Any, NoReturn, Self
 
+from pulsing.core._arguments import PLAIN, ask_streaming, carries_stream
 from pulsing.core._dispatch import HOOKS, methods_of
 from pulsing.core._refs import DEFAULT, OP_AUTO, OP_CALL, ActorRef, Options, Timeout
 from pulsing.core._streams import StreamReader
@@ -124,7 +125,17 @@ class BoundMethod:
         self._options = options
 
     def __call__(self, *args: Any, **kwargs: Any) -> MethodCall:
+        # Here and not in a function of its own: every call passes, and few have more than plain values.
+        for one in args:
+            if type(one) not in PLAIN:
+                return self._with_objects(args, kwargs)
+        if kwargs:
+            return self._with_objects(args, kwargs)
         return MethodCall(self._ref._ask(OP_CALL, self._name, args, kwargs, self._options), self._name)
+
+    def _with_objects(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MethodCall:
+        ask = ask_streaming if carries_stream(args, kwargs) else ActorRef._ask
+        return MethodCall(ask(self._ref, OP_CALL, self._name, args, kwargs, self._options), self._name)
 
     def options(self, *, timeout: Timeout = DEFAULT, no_wait: bool = False) -> BoundMethod:
         """The same method, called otherwise; see `ActorProxy.options`."""
@@ -147,6 +158,8 @@ class MethodCall(Coroutine[Any, Any, Any]):
     """
 
     __slots__ = ("_coroutine", "_name")
+
+    _pulsing_streams = True
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], name: str) -> None:
         # Its name is what Python's "was never awaited" warning shows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from pulsing.core._arguments import ask_streaming, carries_stream, no_stream_in_tell
 from pulsing.core._context import current
 from pulsing.core._delivery import Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_MESSAGE
@@ -83,7 +84,10 @@ class ActorRef:
             MailboxFull: With `no_wait` only.
             ActorStoppedError, ActorNotFoundError, ConnectionLostError: As they say.
         """
-        return await self._ask(OP_MESSAGE, "", (msg,), {}, Options(timeout, no_wait))
+        options = Options(timeout, no_wait)
+        if carries_stream((msg,), {}):
+            return await ask_streaming(self, OP_MESSAGE, "", (msg,), {}, options)
+        return await self._ask(OP_MESSAGE, "", (msg,), {}, options)
 
     async def tell(self, msg: Any, *, no_wait: bool = False) -> None:
         """Sends a message without an answer; waits only for a place in a full mailbox."""
@@ -161,6 +165,8 @@ class ActorRef:
     async def _tell(
         self, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options = _PLAIN
     ) -> None:
+        if carries_stream(args, kwargs):
+            raise no_stream_in_tell(f"{self._label()}.{name or 'receive'}", args, kwargs)
         system = self._system
         loop = asyncio.get_running_loop()
         context = current.get()

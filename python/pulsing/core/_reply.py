@@ -104,7 +104,10 @@ class LocalReply:
             return value
         from pulsing.core._pickle import copied
 
-        return copied(value)
+        try:
+            return copied(value)
+        except TypeError as error:
+            raise _unsendable(error, value) from error.__cause__
 
     def start(self, msg_type: str | None = None) -> None:
         if self.done:
@@ -232,8 +235,17 @@ def encode(value: Any) -> tuple[int, bytes, list[Any]]:
         return RAW, value.msg_type.encode(), [value.payload]
     from pulsing.core._pickle import dumps
 
-    head, buffers = dumps(value)
+    try:
+        head, buffers = dumps(value)
+    except TypeError as error:
+        raise _unsendable(error, value) from error.__cause__
     return PICKLE, head, buffers
+
+
+def _unsendable(error: TypeError, answer: Any) -> TypeError:
+    from pulsing.core._unsendable import unsendable
+
+    return unsendable(error, "its caller", [("the answer", answer)])
 
 
 def decode(codec: int, head: bytes, buffers: list[Any], system: Any) -> Any:

@@ -32,6 +32,7 @@ class StreamReader:
         "_idle",
         "_items",
         "_loop",
+        "_over",
         "_taken",
         "_waiter",
     )
@@ -52,6 +53,7 @@ class StreamReader:
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
         self._error: BaseException | None = None
+        self._over: Callable[[], object] | None = None
 
     def push(self, item: Any) -> None:
         """The producer's next item."""
@@ -65,6 +67,21 @@ class StreamReader:
             self._error = error
             self._abandon = None
             self._wake()
+            over, self._over = self._over, None
+            if over is not None:
+                over()
+
+    def when_over(self, over: Callable[[], object]) -> None:
+        """Calls `over` once, on the loop, when nothing more is sent: the producer ended, or the reader gave up."""
+        if self._ended:
+            over()
+        else:
+            self._over = over
+
+    @property
+    def buffered(self) -> bool:
+        """Whether the next item has arrived already."""
+        return bool(self._items)
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -135,8 +152,13 @@ class StreamReader:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a stream travels as an argument of its own, not inside other objects")
+
     def __del__(self) -> None:
         abandon = getattr(self, "_abandon", None)
         if abandon is not None and not self._loop.is_closed():
             # A finaliser may run on any thread, inside any callback.
             self._loop.call_soon_threadsafe(abandon)
+            if self._over is not None:
+                self._loop.call_soon_threadsafe(self._over)

@@ -24,6 +24,7 @@ from pulsing.core._placement import SERVICE_NAME, Placement, Placer
 from pulsing.core._proxy import ActorProxy, method_names
 from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass
+from pulsing.core._sources import Desk
 from pulsing.core._spawn import Blueprint, Given, SpawnOptions, blueprint
 from pulsing.core._supervision import RestartPolicy
 from pulsing.exceptions import (
@@ -88,6 +89,8 @@ class ActorSystem:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: asyncio.Task[None] | None = None
         self._thread = threading.get_ident()
+        self.desks: dict[LoopBridge, Desk] = {}
+        """Where other nodes fetch the streams that calls from a loop carry."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -555,11 +558,20 @@ class ActorSystem:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def copied(self, value: Any) -> Any:
-        """`value` after a trip through pickle (``PULSING_DEBUG_COPY=1``)."""
+    def copied(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        """A call's arguments after a trip through pickle (``PULSING_DEBUG_COPY=1``).
+
+        Raises:
+            TypeError: One of them would not travel; the message says which and why.
+        """
+        from pulsing.core import _unsendable
         from pulsing.core._pickle import copied
 
-        return copied(value, self)
+        try:
+            return copied(arguments, self)
+        except TypeError as error:
+            named = _unsendable.arguments(*arguments)
+            raise _unsendable.unsendable(error, "another process", named) from error.__cause__
 
     def _keep_counting(self) -> None:
         # Observers are answered outside Python and cannot ask for it.

@@ -1,5 +1,6 @@
-"""Threads for blocking methods. Daemons: a method that never returns must not keep the interpreter from exiting
-(R13).
+"""Threads beside the event loop: those that run blocking methods, and those that wait for what the loop does.
+
+The former are daemons: a method that never returns must not keep the interpreter from exiting (R13).
 """
 
 from __future__ import annotations
@@ -8,10 +9,16 @@ import asyncio
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from pulsing.exceptions import CallCancelledError, PulsingRuntimeError
+
+T = TypeVar("T")
 
 _IDLE_SECONDS = 30.0
+_LOOP_CHECK = 1.0
+"""Seconds between two looks at whether the loop that a thread waits for still exists."""
 
 _lock = threading.Lock()
 _ready = threading.Condition(_lock)
@@ -73,3 +80,74 @@ async def run_in_thread(context: contextvars.Context, function: Callable[..., An
         else:
             _ready.notify()
     return await future
+
+
+def wait_for(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Runs ``work()`` as a task of `loop`, in a copy of this thread's context, and waits for it here.
+
+    An interrupt (Ctrl-C) cancels the task.
+
+    Raises:
+        PulsingRuntimeError: This thread runs an event loop, which would stand still; or `loop` is closed.
+        CallCancelledError: The loop ended before the task did.
+    """
+    refuse_on_a_loop()
+    context = contextvars.copy_context()
+    done = threading.Lock()
+    done.acquire()
+    task: asyncio.Task[T] | None = None
+    failure: BaseException | None = None
+    given_up = False
+
+    def start() -> None:
+        nonlocal task, failure
+        if given_up:
+            return
+        try:
+            task = loop.create_task(work(), context=context)
+        except Exception as error:  # noqa: BLE001 - handed to the thread that waits
+            failure = error
+            done.release()
+        else:
+            task.add_done_callback(lambda _: done.release())
+
+    def cancel() -> None:
+        nonlocal given_up
+        given_up = True
+        if task is not None:
+            task.cancel()
+
+    try:
+        loop.call_soon_threadsafe(start)
+    except RuntimeError:
+        raise PulsingRuntimeError("the event loop of the actor system is closed") from None
+    try:
+        while not done.acquire(timeout=_LOOP_CHECK):
+            if loop.is_closed():
+                raise CallCancelledError("the event loop of the actor system ended before the call did")
+    except BaseException:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(cancel)
+        raise
+    if failure is not None:
+        raise failure
+    assert task is not None
+    if task.cancelled():
+        raise CallCancelledError("the call was cancelled on its event loop, which is ending")
+    return task.result()
+
+
+def refuse_on_a_loop() -> None:
+    """Refuses to block a thread that runs an event loop.
+
+    Raises:
+        PulsingRuntimeError: It does.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise PulsingRuntimeError(
+        "a blocking call inside a running event loop would stop the loop: use 'await' with the functions of pulsing "
+        "itself here, or call from another thread"
+    )
