@@ -272,6 +272,7 @@ class Desk:
                 self.id.raw,
                 name=None,
                 public=False,
+                unique=False,
                 class_name=f"{__name__}.Desk",
                 metadata={},
                 internal=True,
