@@ -4,11 +4,13 @@ Tokens are numbers from `Bridge.token`: what an operation or a call has to say a
 ``(kind, token, ...)``; `pulsing.core._bridge` has the kinds. Ids are 16 bytes, big-endian. Times are in seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Self, TypeVar, final
 
 from typing_extensions import Buffer as BufferLike
+
+T = TypeVar("T")
 
 __version__: str
 SCHEDULER_TYPES: list[str]
@@ -177,8 +179,11 @@ class System:
         join_timeout: float | None,
         observe: bool,
         max_message: int | None,
+        host: TestHost | None = None,
     ) -> None:
         """Starts a node and reports it to `token`; `pulsing.core.SystemConfig` documents the settings.
+
+        With a `host` it lives on that host of a `TestNetwork`, and there only.
 
         Raises:
             RuntimeError: In a forked child, or while the interpreter exits.
@@ -300,6 +305,106 @@ class System:
 
     def leave(self, timeout: float) -> None:
         """`shutdown` from outside a loop, waiting at most `timeout` seconds."""
+
+@final
+class TestHost:
+    """One life of one host of a `TestNetwork`: what a system is started on."""
+
+    @property
+    def addr(self) -> str:
+        """``ip:port`` that its node is reached at, the same in every life."""
+
+@final
+class TestNetwork:
+    """Hosts in memory and their clock, for `pulsing.testing`. All of it runs on the thread that plays it.
+
+    Args:
+        seed: What its chances derive from.
+
+    Raises:
+        RuntimeError: No descriptor is left for its runtime.
+    """
+
+    def __new__(cls, seed: int) -> Self: ...
+    def play(self, function: Callable[[], T]) -> T:
+        """Calls `function` on the network's clock, then ends the network.
+
+        Raises:
+            RuntimeError: This thread plays one already.
+        """
+
+    def now(self) -> float:
+        """Seconds since the network began."""
+
+    def turn(self) -> None:
+        """Runs what is ready; the clock stands still.
+
+        Raises:
+            RuntimeError: The network has ended.
+        """
+
+    def wait(self, until: float) -> None:
+        """Runs until a bridge has something for its loop, or `wake`, or the clock reads `until`; it jumps meanwhile.
+
+        Raises:
+            RuntimeError: The network has ended.
+        """
+
+    def wake(self) -> None:
+        """Ends a `wait`; from any thread."""
+
+    def host(self, name: str) -> TestHost:
+        """A host, or its next life.
+
+        Raises:
+            ValueError: The former life goes on; or that is no name.
+        """
+
+    def faults(
+        self,
+        *,
+        delay: tuple[float, float],
+        loss: float,
+        reorder: float,
+        break_after: float,
+        between: tuple[str, str] | None = None,
+    ) -> None:
+        """Says how links misbehave; `pulsing.testing.Network.faults` has the meanings.
+
+        Raises:
+            ValueError: Numbers that make no sense, unknown hosts.
+        """
+
+    def partition(self, a: list[str], b: list[str], one_way: bool, refuse: bool) -> None:
+        """Stops what goes between two sides.
+
+        Raises:
+            ValueError: Unknown hosts.
+        """
+
+    def heal(self) -> None:
+        """Ends every partition."""
+
+    def kill(self, name: str) -> None:
+        """Ends a host at once.
+
+        Raises:
+            ValueError: No such host.
+        """
+
+    def pause(self, name: str) -> None:
+        """Stops a host.
+
+        Raises:
+            ValueError: No such host.
+        """
+
+    def resume(self, name: str) -> None:
+        """Ends a pause.
+
+        Raises:
+            ValueError: No such host.
+        """
 
 def runtime_started() -> bool:
     """True in the process that started the runtime's threads, until they are stopped."""

@@ -7,7 +7,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::payload;
 use crate::queue::Queue;
-use crate::{convert, runtime};
+use crate::{convert, runtime, testing};
 
 /// One event queue with one wake descriptor; Python makes one for each event loop.
 #[pyclass(frozen, module = "pulsing._core")]
@@ -27,7 +27,7 @@ impl Bridge {
     fn new() -> PyResult<Self> {
         runtime::check_fork()?;
         let force_pipe = std::env::var_os("PULSING_BRIDGE_PIPE").is_some_and(|value| value == "1");
-        let queue = Arc::new(Queue::new(force_pipe)?);
+        let queue = Arc::new(Queue::new(force_pipe, testing::waker())?);
         payload::mourn(&queue);
         Ok(Self(queue))
     }

@@ -21,6 +21,7 @@ mod queue;
 mod runtime;
 mod serving;
 mod system;
+mod testing;
 
 #[pymodule]
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -31,6 +32,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<calls::CallHandle>()?;
     m.add_class::<inbound::InboundCall>()?;
     m.add_class::<system::System>()?;
+    m.add_class::<testing::TestHost>()?;
+    m.add_class::<testing::TestNetwork>()?;
     m.add_function(wrap_pyfunction!(runtime::stop_runtime, m)?)?;
     m.add_function(wrap_pyfunction!(runtime::runtime_started, m)?)?;
     m.add_function(wrap_pyfunction!(logging::init_logging, m)?)?;

@@ -1,11 +1,13 @@
 //! One queue of events for one event loop, with one wake descriptor.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use pulsing_core::{Call, ReplyEvent};
 use pyo3::prelude::*;
+use tokio::sync::Notify;
 
 /// Builds the Python result of a finished operation; runs in `drain`, on the loop's thread.
 pub(crate) type Build = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
@@ -34,6 +36,8 @@ pub(crate) struct Queue {
     /// True from the first push after a drain on: only that push pays for a wake-up.
     armed: AtomicBool,
     wake: Wake,
+    /// What a test's clock waits for besides the descriptor.
+    clock: Option<Arc<Notify>>,
     next_token: AtomicU64,
 }
 
@@ -44,12 +48,14 @@ struct State {
 }
 
 impl Queue {
-    /// An empty queue; `force_pipe` takes the portable wake descriptor even where there is a better one.
-    pub(crate) fn new(force_pipe: bool) -> std::io::Result<Self> {
+    /// An empty queue; `force_pipe` takes the portable wake descriptor even where there is a better one. `clock` is woken
+    /// with the loop.
+    pub(crate) fn new(force_pipe: bool, clock: Option<Arc<Notify>>) -> std::io::Result<Self> {
         Ok(Self {
             state: Mutex::default(),
             armed: AtomicBool::new(false),
             wake: Wake::new(force_pipe)?,
+            clock,
             next_token: AtomicU64::new(1),
         })
     }
@@ -74,6 +80,9 @@ impl Queue {
     pub(crate) fn poke(&self) {
         if !self.armed.swap(true, Ordering::AcqRel) {
             self.wake.fire();
+            if let Some(clock) = &self.clock {
+                clock.notify_one();
+            }
         }
     }
     /// Everything pushed so far.

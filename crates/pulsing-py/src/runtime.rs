@@ -8,6 +8,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Handle, Runtime};
 
+use crate::testing;
+
 /// Networking and membership need little; Python's loop is the busy thread.
 const WORKERS: usize = 2;
 
@@ -36,6 +38,11 @@ pub(crate) fn check_fork() -> PyResult<()> {
 /// The runtime, started if need be.
 pub(crate) fn handle() -> PyResult<Handle> {
     check_fork()?;
+    if testing::waker().is_some() {
+        return Err(PyRuntimeError::new_err(
+            "inside a pulsing.testing.Network time is virtual and there is no TCP: start systems with `await net.system(name)`",
+        ));
+    }
     let mut slot = RUNTIME.lock();
     if let Slot::Idle = *slot {
         let runtime = Builder::new_multi_thread()

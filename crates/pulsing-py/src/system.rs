@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pulsing_core as core;
-use pulsing_core::{ActorId, ActorSpec, CallOptions, Error, Mode, NodeId, Passphrase, Security, SystemConfig, Target};
+use pulsing_core::{
+    ActorId, ActorSpec, CallOptions, Error, Mode, NodeId, Passphrase, Security, SystemConfig, Target, Transport,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -18,6 +20,7 @@ use crate::calls::{CallHandle, QueueSink};
 use crate::inbound::QueueEndpoint;
 use crate::payload::{self, Owner};
 use crate::queue::{Build, Event, Queue};
+use crate::testing::TestHost;
 use crate::{convert, errors, runtime};
 
 /// A running node.
@@ -83,7 +86,7 @@ fn seconds(what: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
 #[pymethods]
 impl System {
     #[staticmethod]
-    #[pyo3(signature = (bridge, token, *, addr, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message))]
+    #[pyo3(signature = (bridge, token, *, addr, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, host = None))]
     fn start(
         py: Python<'_>,
         bridge: &Bridge,
@@ -97,8 +100,12 @@ impl System {
         join_timeout: Option<f64>,
         observe: bool,
         max_message: Option<u64>,
+        host: Option<PyRef<'_, TestHost>>,
     ) -> PyResult<()> {
-        let runtime = runtime::handle()?;
+        let (runtime, transport) = match &host {
+            Some(test) => (test.runtime.clone(), Transport::Memory(test.host.clone())),
+            None => (runtime::handle()?, Transport::Tcp),
+        };
         let security = match (passphrase, insecure) {
             (Some(text), _) => Security::Passphrase(Passphrase::new(&text).map_err(|error| errors::raise(py, &error))?),
             (None, true) => Security::Insecure,
@@ -112,6 +119,7 @@ impl System {
             secret_file,
             join_timeout: seconds("join_timeout", join_timeout)?,
             observe,
+            transport,
             ..SystemConfig::default()
         };
         if let Some(limit) = max_message {

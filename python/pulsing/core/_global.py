@@ -136,6 +136,13 @@ def _current() -> ActorSystem | None:
     return _system
 
 
+def adopt(system: ActorSystem | None) -> ActorSystem | None:
+    """Makes `system` the process's own; returns the one that was, for `pulsing.testing` to put back."""
+    global _system
+    before, _system = _current(), system
+    return before
+
+
 async def shutdown(grace: float = 5.0) -> None:
     """Ends the process's own system; nothing happens when there is none.
 

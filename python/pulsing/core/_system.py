@@ -96,7 +96,11 @@ class ActorSystem:
 
     @classmethod
     async def create(
-        cls, config: SystemConfig | None = None, loop: asyncio.AbstractEventLoop | None = None
+        cls,
+        config: SystemConfig | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        _host: _core.TestHost | None = None,
     ) -> ActorSystem:
         """Starts a node on the running loop.
 
@@ -131,6 +135,7 @@ class ActorSystem:
                 join_timeout=config.join_timeout,
                 observe=config.observe,
                 max_message=config.max_message,
+                host=_host,
             )
 
         try:

@@ -47,7 +47,13 @@ async def run_in_thread(context: contextvars.Context, function: Callable[..., An
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
+    # A loop with a clock of its own (`pulsing.testing`) must not run ahead of a thread.
+    hold: Callable[[], Callable[[], None]] | None = getattr(loop, "hold_clock", None)
+    release = hold() if hold is not None else None
+
     def settle(result: Any, error: BaseException | None) -> None:
+        if release is not None:
+            release()
         if future.done():
             return
         if error is None:
