@@ -423,6 +423,9 @@ def init_logging(filter: str, format: str) -> bool:
         ValueError: Neither.
     """
 
+def error_kinds() -> list[tuple[str, str]]:
+    """Every kind of `CoreError` with what it says about the callee: "no", "maybe" or "yes"."""
+
 def observe_get(
     addrs: list[str], path: str, timeout: float = 10.0, passphrase: str | None = None, cluster: str = "default"
 ) -> list[tuple[int, str, str | None]]:

@@ -15,7 +15,8 @@
     │   ├── ConnectFailedError              the peer could not be dialled       (also ConnectionError)
     │   ├── ConnectionLostError             the link broke while a call was out (also ConnectionError)
     │   ├── RefusedError                    a handshake was refused             (also ConnectionError)
-    │   ├── TooLargeError                   over a configured limit
+    │   ├── TooLargeError                   over a configured limit: `size`, `limit`; not sent, or not taken
+    │   │   └── ReplyTooLargeError          an answer was: the callee has run
     │   ├── BindError                       cannot listen on the address        (also OSError)
     │   ├── JoinError                       no seed let us in
     │   ├── ConfigError                     a setting does not make sense       (also ValueError)
@@ -64,6 +65,7 @@ __all__ = [
     "PulsingUnsupportedError",
     "RefusedError",
     "RemoteTraceback",
+    "ReplyTooLargeError",
     "SystemShutDownError",
     "TooLargeError",
 ]
@@ -169,7 +171,18 @@ class RefusedError(PulsingRuntimeError, ConnectionError):
 
 
 class TooLargeError(PulsingRuntimeError):
-    """A message is over a configured limit; the message names the setting that moves it."""
+    """A message is over a configured limit: it was not sent, or not taken. The text names the setting that moves it."""
+
+    size: int = 0
+    """What it measures, in bytes."""
+    limit: int = 0
+    """What it may measure, in bytes."""
+
+
+class ReplyTooLargeError(TooLargeError):
+    """An answer, or an item of a stream, is over a configured limit: the callee has run, its answer is lost."""
+
+    state_changed = "yes"
 
 
 class BindError(PulsingRuntimeError, OSError):

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::error::Error;
+use crate::fault;
 use crate::id::ActorId;
 use crate::payload::Payload;
 use crate::stream::{Credit, ItemStream, StreamSink};
@@ -250,8 +251,8 @@ impl Responder {
 impl Drop for Responder {
     fn drop(&mut self) {
         if !self.done {
-            let actor = self.actor;
-            self.finish(ReplyEvent::Error(Error::ActorStopped { actor }));
+            self.cancel.clear();
+            fault::unanswered(&self.sink, Error::ActorStopped { actor: self.actor });
         }
     }
 }

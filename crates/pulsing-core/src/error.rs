@@ -255,6 +255,14 @@ kinds! {
 }
 
 impl Error {
+    /// `TooLarge` as `ReplyTooLarge`: what is too large is an answer.
+    pub(crate) fn of_an_answer(self) -> Self {
+        match self {
+            Self::TooLarge { what, size, limit, setting } => Self::ReplyTooLarge { what, size, limit, setting },
+            other => other,
+        }
+    }
+
     /// Whether repeating the call cannot run it twice.
     pub fn retry_safe(&self) -> bool {
         self.state_change() == StateChange::No

@@ -17,6 +17,7 @@ pub mod actor;
 pub mod call;
 pub mod cluster;
 pub mod error;
+mod fault;
 pub mod id;
 pub mod net;
 pub mod observe;

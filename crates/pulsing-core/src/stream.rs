@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::call::{CallHandle, CancelSignal, ReplyEvent, ReplySink};
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::id::ActorId;
 use crate::payload::Payload;
 
@@ -145,8 +146,7 @@ impl StreamSink {
 impl Drop for StreamSink {
     fn drop(&mut self) {
         if !self.done {
-            let actor = self.actor;
-            self.finish(ReplyEvent::Error(Error::ActorStopped { actor }));
+            fault::unanswered(&self.sink, Error::ActorStopped { actor: self.actor });
         }
     }
 }

@@ -196,7 +196,10 @@ async fn an_unanswered_stopped_or_panicking_actor_is_an_error_not_silence() {
     for word in ["drop", "stop", "panic"] {
         let target = a.spawn(Bad, named(word)).await.unwrap().target();
         b.resolve(word, None, Duration::from_secs(2)).await.unwrap();
-        assert!(matches!(ask(&b, target, word).await, Err(Error::ActorStopped { .. })), "{word}");
+        match ask(&b, target, word).await.unwrap_err() {
+            Error::App(app) => assert_eq!((word, app.type_name.as_str()), ("panic", "panic")),
+            error => assert!(matches!(error, Error::ActorStopped { .. }) && word != "panic", "{word}: {error}"),
+        }
         if word != "drop" {
             eventually("its name is gone everywhere", Duration::from_secs(1), || b.instances(word).is_empty()).await;
             assert!(matches!(ask(&b, target, word).await, Err(Error::ActorNotFound { .. })));

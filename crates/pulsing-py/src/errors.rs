@@ -43,6 +43,10 @@ pub(crate) fn to_tuple<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'p
             fields.set_item("what", what)?;
             fields.set_item("after", after.as_secs_f64())?;
         }
+        Error::TooLarge { size, limit, .. } | Error::ReplyTooLarge { size, limit, .. } => {
+            fields.set_item("size", size)?;
+            fields.set_item("limit", limit)?;
+        }
         Error::App(app) => {
             fields.set_item("type_name", &app.type_name)?;
             fields.set_item("message", &app.message)?;
@@ -52,11 +56,7 @@ pub(crate) fn to_tuple<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'p
         }
         _ => {}
     }
-    let state = match error.state_change() {
-        StateChange::No => "no",
-        StateChange::Maybe => "maybe",
-        StateChange::Yes => "yes",
-    };
+    let state = state_word(error.state_change());
     PyTuple::new(
         py,
         [
@@ -66,6 +66,20 @@ pub(crate) fn to_tuple<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'p
             state.into_pyobject(py)?.into_any(),
         ],
     )
+}
+
+fn state_word(state: StateChange) -> &'static str {
+    match state {
+        StateChange::No => "no",
+        StateChange::Maybe => "maybe",
+        StateChange::Yes => "yes",
+    }
+}
+
+/// Every kind of error with what it says about the callee: "no", "maybe" or "yes".
+#[pyfunction]
+pub(crate) fn error_kinds() -> Vec<(&'static str, &'static str)> {
+    Error::KINDS.iter().map(|(kind, state)| (*kind, state_word(*state))).collect()
 }
 
 /// The error as an exception, for calls that fail where they stand.

@@ -37,6 +37,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(runtime::stop_runtime, m)?)?;
     m.add_function(wrap_pyfunction!(runtime::runtime_started, m)?)?;
     m.add_function(wrap_pyfunction!(logging::init_logging, m)?)?;
+    m.add_function(wrap_pyfunction!(errors::error_kinds, m)?)?;
     m.add_function(wrap_pyfunction!(observe::observe_get, m)?)?;
     serving::register(m)?;
     Ok(())

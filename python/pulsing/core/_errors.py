@@ -19,6 +19,7 @@ _SIMPLE: dict[str, type[ex.PulsingRuntimeError]] = {
     "refused": ex.RefusedError,
     "cancelled": ex.CallCancelledError,
     "deadlock": ex.DeadlockError,
+    "reply_too_large": ex.ReplyTooLargeError,
     "too_large": ex.TooLargeError,
     "bind": ex.BindError,
     "join_failed": ex.JoinError,
@@ -44,6 +45,8 @@ def from_core(error: tuple[str, str, dict[str, Any], str]) -> BaseException:
         result = ex.PulsingTimeoutError(fields["what"], round(fields["after"] * 1000))
     else:
         result = _SIMPLE.get(kind, ex.PulsingRuntimeError)(message)
+        if isinstance(result, ex.TooLargeError):
+            result.size, result.limit = fields["size"], fields["limit"]
     result.state_changed = state
     return result
 

@@ -46,6 +46,7 @@ pub struct Session {
     deliver: Weak<dyn Deliver>,
     deadlines: Arc<Deadlines>,
     metrics: Arc<Metrics>,
+    max_message: u64,
 }
 
 /// Lanes that arrived and wait for the other lane of their link.
@@ -127,6 +128,7 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
         deliver: config.deliver,
         deadlines: config.deadlines,
         metrics: Arc::clone(&config.metrics),
+        max_message: config.max_message,
     });
     config.closing.open.fetch_add(1, Ordering::AcqRel);
     let mut closing = config.closing.closing.subscribe();
@@ -229,6 +231,21 @@ impl Session {
         call.credit.close();
     }
 
+    /// An answer that is too large to be sent ends its call; a stream's producer is cancelled.
+    fn refuse_answer(&self, id: u64, what: &str, payload: &Payload) -> bool {
+        let Err(error) = payload.check(what, self.max_message) else { return false };
+        let Some(call) = self.calls.lock().remove(&id) else { return true };
+        if let Some(key) = call.deadline {
+            self.deadlines.remove(key);
+        }
+        if let Some(outbox) = &*self.outbox.lock() {
+            outbox.send_after(Key::Call(id), Kind::Error, &ErrorHeader::from_error(id, &error.of_an_answer()));
+        }
+        call.cancel.fire();
+        call.credit.close();
+        true
+    }
+
     /// Notes a reply event; false if nobody waits for it any more.
     fn replied(&self, call: u64, terminal: bool) -> bool {
         let key = {
@@ -294,6 +311,14 @@ struct RemoteSink {
 impl ReplySink for RemoteSink {
     fn event(&self, event: ReplyEvent) {
         let terminal = event.is_terminal();
+        let refused = match &event {
+            ReplyEvent::Value(payload) => self.session.refuse_answer(self.call, "an answer", payload),
+            ReplyEvent::Item(payload) => self.session.refuse_answer(self.call, "an item of a stream", payload),
+            _ => false,
+        };
+        if refused {
+            return;
+        }
         if !self.session.replied(self.call, terminal) {
             return;
         }

@@ -17,6 +17,7 @@ use super::{address, join, reply};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
 use crate::cluster::{Entry, Identity, METADATA_LIMIT, MemberInfo, Membership, Preset, Registry};
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::id::{ActorId, NodeId};
 use crate::net::control::{Control, ControlEvent};
 use crate::net::deadline::Deadlines;
@@ -366,7 +367,10 @@ impl System {
             self.0.call_here(target.actor, mode, payload, options, outcall);
         } else {
             match self.0.link_to(target.node) {
-                Ok(link) => link.call(&outcall, target.actor, mode, payload, &options),
+                Ok(link) => match payload.check("a message", self.0.config.max_message) {
+                    Ok(()) => link.call(&outcall, target.actor, mode, payload, &options),
+                    Err(error) => outcall.event(ReplyEvent::Error(error)),
+                },
                 Err(error) => outcall.event(ReplyEvent::Error(error)),
             }
         }
@@ -555,7 +559,10 @@ impl Deliver for Inner {
         let actor = self.actors.read().by_id.get(&call.target).cloned();
         if let Some(actor) = actor {
             self.metrics.messages.inc();
-            actor.endpoint.deliver(call);
+            let id = call.target;
+            if let Err(panic) = fault::catch(|| actor.endpoint.deliver(call)) {
+                tracing::error!(actor = %id, panic = fault::words(&*panic), "an endpoint panicked over a call");
+            }
         } else {
             self.metrics.dead_letters.inc();
             let error = Error::ActorNotFound { actor: call.target, node: self.id };
