@@ -18,6 +18,7 @@ from pulsing.core._global import (
 )
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import InboundCall
+from pulsing.core._propagate import propagate, trace, traceparent
 from pulsing.core._proxy import ActorProxy, as_any
 from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass, remote
@@ -86,6 +87,7 @@ __all__ = [
     "list_actors",
     "mount",
     "ping",
+    "propagate",
     "refer",
     "remote",
     "resolve",
@@ -95,5 +97,7 @@ __all__ = [
     "spawn",
     "spawn_and_run",
     "tell_with_timeout",
+    "trace",
+    "traceparent",
     "unmount",
 ]

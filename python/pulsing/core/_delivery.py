@@ -31,6 +31,7 @@ class Delivery:
         deadline: Loop time at which the caller stops waiting; None for ever.
         limit: The whole limit in seconds, for messages.
         trace: W3C ``traceparent``.
+        carried: Context variables that travel with the call; None: the handler's context needs nothing.
         no_wait: Refuse instead of waiting in a full mailbox.
         one_way: Nobody waits for the answer.
     """
@@ -42,6 +43,7 @@ class Delivery:
         "args",
         "begun",
         "cancel_reason",
+        "carried",
         "cell",
         "chain",
         "deadline",
@@ -71,6 +73,7 @@ class Delivery:
         deadline: float | None = None,
         limit: float | None = None,
         trace: str | None = None,
+        carried: dict[str, Any] | None = None,
         no_wait: bool = False,
         one_way: bool = False,
     ) -> None:
@@ -84,6 +87,7 @@ class Delivery:
         self.deadline = deadline
         self.limit = limit
         self.trace = trace
+        self.carried = carried
         self.no_wait = no_wait
         self.one_way = one_way
         self.state = WAITING

@@ -16,6 +16,7 @@ from pulsing.core._dispatch import MethodSpec
 from pulsing.core._errors import as_raised
 from pulsing.core._life import OPEN, STOPPING
 from pulsing.core._producers import as_items, stream_type
+from pulsing.core._propagate import enter
 from pulsing.core._refusals import cancelled_itself, stopped
 from pulsing.core._reply import LocalReply
 from pulsing.core._threads import run_in_thread
@@ -125,6 +126,8 @@ class Handlers:
         d.begun = True
         cell.mailbox.pump_soon()
         current.set(CallContext(cell, d, d.chain, d.deadline, d.trace))
+        if d.carried is not None:
+            enter(d)
         try:
             if d.state == DONE:
                 work.close()
@@ -236,12 +239,12 @@ class Handlers:
 
     # -- protocols ----------------------------------------------------------------------------------------------------
 
-    def run_protocol(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Runs a protocol call as a task of its own."""
+    def run_protocol(self, work: Callable[[], Awaitable[None]], trace: str | None) -> asyncio.Task[None]:
+        """Runs a protocol call, of trace context `trace`, as a task of its own."""
         cell = self._cell
 
         async def run() -> None:
-            current.set(CallContext(cell))
+            current.set(CallContext(cell, trace=trace))
             await work()
 
         task = cell.system.loop.create_task(run(), context=cell.context.copy())
@@ -257,6 +260,8 @@ class Handlers:
 
 def _call_in(cell: Cell, d: Delivery) -> Any:
     current.set(CallContext(cell, d, d.chain, d.deadline, d.trace))
+    if d.carried is not None:
+        enter(d)
     return getattr(cell.instance, d.spec.name)(*d.args, **d.kwargs)
 
 

@@ -13,12 +13,17 @@ from pulsing.core._cell import Cell
 from pulsing.core._delivery import Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec, receive_of
 from pulsing.core._life import STOPPED
+from pulsing.core._pickle import loads
+from pulsing.core._propagate import arrive
 from pulsing.core._refusals import stopped
 from pulsing.core._reply import PICKLE, RAW, NoReply, RemoteReply, Reply, consumer_gone, decode, wait_credit
 from pulsing.exceptions import PulsingRuntimeError, PulsingUnsupportedError
 
 if TYPE_CHECKING:
     from pulsing.core._bridge import Event, LoopBridge
+
+Resolved = tuple[MethodSpec, tuple[Any, ...], dict[str, Any]]
+"""How a handler runs, and its arguments."""
 
 _log = logging.getLogger("pulsing")
 
@@ -163,7 +168,7 @@ class Inlet:
                 if not call.answered:
                     raw.refuse("protocol", f"{cell.label}.on_protocol_call returned without an answer")
 
-        task = cell.handlers.run_protocol(work)
+        task = cell.handlers.run_protocol(work, raw.trace)
         # Not in `work`: cancelled before its first step it runs no line.
         task.add_done_callback(lambda _: self._bridge.forget(raw.token))
 
@@ -178,7 +183,8 @@ class Inlet:
         remote = RemoteReply(self._bridge, call)
         reply: Reply = NoReply() if call.one_way else remote
         try:
-            spec, args, kwargs = self._decode(call)
+            (spec, args, kwargs), packed = self._decode(call)
+            carried = arrive(packed, cell.system)
         except Exception as error:  # noqa: BLE001 - whatever the unpickling of the caller's objects raises
             if call.one_way:
                 _log.error("%s cannot read a message", cell.label, exc_info=error)
@@ -195,6 +201,7 @@ class Inlet:
             deadline=None if call.timeout is None else loop.time() + call.timeout,
             limit=call.timeout,
             trace=call.trace,
+            carried=carried,
             no_wait=call.no_wait,
             one_way=call.one_way,
         )
@@ -203,19 +210,21 @@ class Inlet:
             self._bridge.handlers[call.token] = lambda _: d.cancel(stopped(cell))
             d.on_end = lambda: self._bridge.forget(call.token)
 
-    def _decode(self, call: _core.InboundCall) -> tuple[MethodSpec, tuple[Any, ...], dict[str, Any]]:
+    def _decode(self, call: _core.InboundCall) -> tuple[Resolved, dict[str, bytes] | None]:
         cell = self._cell
         if call.codec == PICKLE:
             try:
-                op, name, args, kwargs = decode(PICKLE, call.head, call.buffers, cell.system)
+                op, name, args, kwargs, *packed = decode(PICKLE, call.head, call.buffers, cell.system)
             except (ImportError, AttributeError) as error:
                 from pulsing.core._spawn import unreadable
 
                 node = f"{cell.system.node_id} at {cell.system.addr}"
                 raise unreadable(error, f"a message for actor {cell.label}", node) from error
-            return resolve_call(cell, op, name, args, kwargs)
+            return resolve_call(cell, op, name, args, kwargs), packed[0] if packed else None
         if call.codec == RAW:
-            return resolve_call(cell, OP_MESSAGE, "", (decode(RAW, call.head, call.buffers, None),), {})
+            message = decode(RAW, call.head, call.buffers, None)
+            beside = loads(bytes(call.buffers[1])) if len(call.buffers) > 1 else None
+            return resolve_call(cell, OP_MESSAGE, "", (message,), {}), beside
         raise PulsingRuntimeError(
             f"actor {cell.label} takes pickled calls and plain messages"
             + (f" and protocols {sorted(cell.protocols)}" if cell.protocols else "")
@@ -223,9 +232,7 @@ class Inlet:
         )
 
 
-def resolve_call(
-    cell: Cell, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[MethodSpec, tuple[Any, ...], dict[str, Any]]:
+def resolve_call(cell: Cell, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Resolved:
     """The handler that an envelope asks for.
 
     Raises:

@@ -9,7 +9,8 @@ from pulsing import _core
 from pulsing.core import _bridge
 from pulsing.core._dispatch import OP_MESSAGE
 from pulsing.core._errors import from_core
-from pulsing.core._pickle import dumps
+from pulsing.core._pickle import dumps, dumps_whole
+from pulsing.core._propagate import pack
 from pulsing.core._reply import PICKLE, RAW, decode
 from pulsing.core._streams import WINDOW, StreamReader
 from pulsing.core.messaging import Message
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
     from pulsing.core._refs import ActorRef
 
 
-def _envelope(op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bytes, list[Any]]:
+def _envelope(
+    op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], carried: dict[str, Any] | None
+) -> tuple[int, bytes, list[Any]]:
+    packed = pack(carried) if carried else None
     if op == OP_MESSAGE and type(args[0]) is Message and not args[0].is_stream:
-        return RAW, args[0].msg_type.encode(), [args[0].payload]
+        # Who is no Python actor reads the body alone.
+        beside = [dumps_whole(packed)] if packed else []
+        return RAW, args[0].msg_type.encode(), [args[0].payload, *beside]
     try:
-        head, buffers = dumps((op, name, args, kwargs))
+        head, buffers = dumps((op, name, args, kwargs, packed) if packed else (op, name, args, kwargs))
     except TypeError as error:
         from pulsing.core._unsendable import arguments, unsendable
 
@@ -41,10 +47,12 @@ async def remote_ask(
     limit: float | None,
     no_wait: bool,
     context: CallContext | None,
+    trace: str | None = None,
+    carried: dict[str, Any] | None = None,
 ) -> Any:
     """Calls through Rust and returns the value or the stream that answers."""
     bridge = _bridge.bridge_of(asyncio.get_running_loop())
-    codec, head, buffers = _envelope(op, name, args, kwargs)
+    codec, head, buffers = _envelope(op, name, args, kwargs, carried)
     call = _Call(bridge, ref)
     try:
         call.handle = ref._system.core.call(
@@ -58,7 +66,7 @@ async def remote_ask(
             limit,
             None if context is None else context.cell.id.raw,
             [] if context is None else list(context.chain_now()),
-            None if context is None else context.trace,
+            trace,
             no_wait,
             WINDOW,
         )
@@ -84,9 +92,11 @@ def remote_tell(
     kwargs: dict[str, Any],
     no_wait: bool,
     context: CallContext | None,
+    trace: str | None = None,
+    carried: dict[str, Any] | None = None,
 ) -> None:
     """Sends through Rust, without an answer."""
-    codec, head, buffers = _envelope(op, name, args, kwargs)
+    codec, head, buffers = _envelope(op, name, args, kwargs, carried)
     try:
         ref._system.core.tell(
             ref.node_id.raw,
@@ -97,7 +107,7 @@ def remote_tell(
             None,
             None if context is None else context.cell.id.raw,
             [],
-            None if context is None else context.trace,
+            trace,
             no_wait,
         )
     except _core.CoreError as error:

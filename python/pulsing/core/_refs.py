@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from sys import modules
 from typing import TYPE_CHECKING, Any, Final
 
 from pulsing.core._arguments import ask_streaming, carries_stream, no_stream_in_tell
@@ -12,6 +13,7 @@ from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_MESSAGE
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import resolve_call
 from pulsing.core._outbound import remote_ask, remote_tell
+from pulsing.core._propagate import OTEL, chosen, gather
 from pulsing.core._reply import LocalReply, NoReply
 from pulsing.exceptions import ActorNotFoundError, PulsingTimeoutError, SystemShutDownError
 
@@ -124,8 +126,11 @@ class ActorRef:
                 limit = max(0.0, deadline - loop.time())
             if limit == 0.0:
                 raise PulsingTimeoutError(f"{self._label()}.{name or 'receive'} (its caller's deadline had passed)")
+        trace, carried = None if context is None else context.trace, None
+        if chosen.active or OTEL in modules:
+            trace, carried = gather(context)
         if self.node_id != system.node_id or loop is not system.loop:
-            return await remote_ask(self, op, name, args, kwargs, limit, options.no_wait, context)
+            return await remote_ask(self, op, name, args, kwargs, limit, options.no_wait, context, trace, carried)
         cell = system.cell(self.actor_id)
         if cell is None:
             raise self._missing()
@@ -143,7 +148,8 @@ class ActorRef:
             chain=() if context is None else context.chain_now(),
             deadline=deadline,
             limit=limit,
-            trace=None if context is None else context.trace,
+            trace=trace,
+            carried=carried,
             no_wait=options.no_wait,
         )
         reply.delivery = d
@@ -170,8 +176,11 @@ class ActorRef:
         system = self._system
         loop = asyncio.get_running_loop()
         context = current.get()
+        trace, carried = None if context is None else context.trace, None
+        if chosen.active or OTEL in modules:
+            trace, carried = gather(context)
         if self.node_id != system.node_id or loop is not system.loop:
-            remote_tell(self, op, name, args, kwargs, options.no_wait, context)
+            remote_tell(self, op, name, args, kwargs, options.no_wait, context, trace, carried)
             return
         cell = system.cell(self.actor_id)
         if cell is None:
@@ -187,7 +196,8 @@ class ActorRef:
             kwargs,
             failure,
             sender=None if context is None else context.cell.id.raw,
-            trace=None if context is None else context.trace,
+            trace=trace,
+            carried=carried,
             no_wait=options.no_wait,
             one_way=True,
         )

@@ -15,6 +15,7 @@ from pulsing.core._bridge import LoopBridge
 from pulsing.core._context import CallContext, current
 from pulsing.core._errors import from_core
 from pulsing.core._ids import ActorId
+from pulsing.core._propagate import traceparent
 from pulsing.core._reply import LocalReply, RemoteReply, Reply
 from pulsing.core._streams import StreamReader
 from pulsing.core.messaging import Message, StreamMessage
@@ -158,7 +159,7 @@ class Source:
         # Calls that the iterator makes are the caller's, and the callee waits for them, too (R11).
         context = current.get()
         if context is not None:
-            current.set(CallContext(context.cell, None, chain, context.deadline, context.trace))
+            current.set(CallContext(context.cell, None, chain, context.deadline, traceparent()))
         self._sending = True
         try:
             if not self._ended:
