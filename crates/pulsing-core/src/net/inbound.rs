@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::io::AsyncRead;
 use tokio::sync::watch;
 
+use super::landing::Landing;
 use super::reader::{FrameReader, Head};
 use super::wire::{CallHeader, CreditHeader, ErrorHeader, Kind, RefHeader, ReplyHeader, decode};
 use crate::error::{Error, Result};
@@ -77,7 +78,7 @@ impl Header {
 /// A bulk message of which some chunks are still to come.
 struct Partial {
     header: Header,
-    segments: Vec<BytesMut>,
+    segments: Vec<Landing>,
     sizes: Vec<usize>,
     filling: usize,
 }
@@ -137,7 +138,10 @@ async fn read_lane(
     role: Arc<dyn Role>,
     mut progress: Progress,
 ) -> Result<()> {
-    let mut reader = FrameReader::new(io);
+    let mut reader = match &progress {
+        Progress::Small(_) => FrameReader::new(io),
+        Progress::Bulk(_) => FrameReader::bulk(io),
+    };
     let mut partials: HashMap<u64, Partial> = HashMap::new();
     let mut counted = 0;
     while let Some(Head { kind, header, body }) = reader.next().await? {
@@ -181,13 +185,17 @@ async fn read_lane(
             partial.fill(&mut reader, body).await?;
             if partial.is_complete() {
                 let codec = codec_of(partial.header.parts().1)?;
-                let segments = partial.segments.into_iter().map(BytesMut::freeze).collect();
+                let segments = partial.segments.into_iter().map(Landing::freeze).collect();
                 progress.wait(partial.header.after()).await?;
                 Arc::clone(&role).inbound(partial.header.into_inbound(payload(codec, segments)))?;
                 role.acknowledge(id);
             } else {
                 partials.insert(id, partial);
             }
+        } else if kind == Kind::Abort {
+            reader.take(body).await?;
+            let RefHeader { id } = decode(&header)?;
+            partials.remove(&id);
         } else {
             reader.take(body).await?;
             let reference = || decode::<RefHeader>(&header).map(|h| h.id);
@@ -222,30 +230,31 @@ impl Partial {
                 return Err(Error::Protocol("a message is longer than announced".into()));
             };
             if self.segments.len() == self.filling {
-                self.segments.push(BytesMut::with_capacity(size));
+                self.segments.push(Landing::new(size)?);
             }
             let segment = &mut self.segments[self.filling];
             let n = body.min(size - segment.len());
-            reader.append(segment, n).await?;
+            reader.land(segment, n).await?;
             body -= n;
-            self.advance();
+            self.advance()?;
         }
         Ok(())
     }
     /// Steps over full (and empty) segments.
-    fn advance(&mut self) {
+    fn advance(&mut self) -> Result<()> {
         while let Some(size) = self.sizes.get(self.filling) {
             if self.segments.len() == self.filling {
                 if *size > 0 {
-                    return;
+                    break;
                 }
-                self.segments.push(BytesMut::new());
+                self.segments.push(Landing::new(0)?);
             }
-            if self.segments[self.filling].len() < *size {
-                return;
+            if !self.segments[self.filling].is_full() {
+                break;
             }
             self.filling += 1;
         }
+        Ok(())
     }
     fn is_complete(&self) -> bool {
         self.filling == self.sizes.len()

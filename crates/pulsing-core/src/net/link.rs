@@ -152,7 +152,10 @@ impl Link {
         let mut state = self.state.lock();
         match &mut *state {
             State::Dialling(queue) => queue.retain(|q| q.header.call != id),
-            State::Open(outbox) => outbox.send_now(Kind::Cancel, &RefHeader { id }),
+            State::Open(outbox) => {
+                outbox.abandon(id);
+                outbox.send_now(Kind::Cancel, &RefHeader { id });
+            }
             State::Closed(_) => {}
         }
     }
@@ -308,7 +311,7 @@ impl Role for Link {
 }
 
 fn send(outbox: &Outbox, key: Key, header: CallHeader, payload: Payload) {
-    outbox.send(key, Kind::Call, payload, |message, after| CallHeader { message, after, ..header });
+    outbox.send(key, header.call, Kind::Call, payload, |message, after| CallHeader { message, after, ..header });
 }
 
 fn id_bytes(id: ActorId) -> Bytes {

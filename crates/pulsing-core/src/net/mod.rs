@@ -14,6 +14,7 @@ pub(crate) mod control;
 pub(crate) mod deadline;
 pub(crate) mod handshake;
 mod inbound;
+mod landing;
 pub(crate) mod link;
 pub(crate) mod listener;
 #[cfg(feature = "testing")]

@@ -4,6 +4,8 @@
 //! connections race. A key that has a large message under way sends everything through the bulk lane, behind it, until the
 //! peer says that it arrived; other keys are not held up. A bulk message carries the number of ordered frames that left on
 //! the small lane before it, and the receiver handles it after those.
+//!
+//! A large message whose call is given up goes no further: its memory is its owner's again, and the lane is free.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -41,11 +43,18 @@ struct Frame {
 
 struct BulkMessage {
     key: Key,
+    call: u64,
     id: u64,
     frame: Bytes,
     first: usize,
     segments: VecDeque<Bytes>,
     left: usize,
+}
+
+enum Bulk {
+    Message(BulkMessage),
+    /// Messages of this call are no longer wanted.
+    Abandon(u64),
 }
 
 #[derive(Default)]
@@ -59,14 +68,15 @@ struct Order {
 /// The sending side of a link; dropping it ends its writers once they have sent what is queued.
 pub struct Outbox {
     small: mpsc::UnboundedSender<Frame>,
-    bulk: mpsc::UnboundedSender<BulkMessage>,
-    order: Mutex<Order>,
+    bulk: mpsc::UnboundedSender<Bulk>,
+    order: Arc<Mutex<Order>>,
 }
 
 /// The queue ends that the two writer tasks drain.
 pub struct Queues {
     small: mpsc::UnboundedReceiver<Frame>,
-    bulk: mpsc::UnboundedReceiver<BulkMessage>,
+    bulk: mpsc::UnboundedReceiver<Bulk>,
+    order: Arc<Mutex<Order>>,
 }
 
 impl Outbox {
@@ -74,12 +84,20 @@ impl Outbox {
     pub fn new() -> (Self, Queues) {
         let (small, small_rx) = mpsc::unbounded_channel();
         let (bulk, bulk_rx) = mpsc::unbounded_channel();
-        (Self { small, bulk, order: Mutex::default() }, Queues { small: small_rx, bulk: bulk_rx })
+        let order = Arc::new(Mutex::default());
+        (Self { small, bulk, order: Arc::clone(&order) }, Queues { small: small_rx, bulk: bulk_rx, order })
     }
 
-    /// Sends a message that has a payload. `header` is told the message number (0 = whole in one frame) and how many small
-    /// frames came before.
-    pub fn send<M: Message>(&self, key: Key, kind: Kind, payload: Payload, header: impl FnOnce(u64, u64) -> M) {
+    /// Sends a message of `call` that has a payload. `header` is told the message number (0 = whole in one frame) and how
+    /// many small frames came before.
+    pub fn send<M: Message>(
+        &self,
+        key: Key,
+        call: u64,
+        kind: Kind,
+        payload: Payload,
+        header: impl FnOnce(u64, u64) -> M,
+    ) {
         let total = payload.len();
         // The lock is held over the push: two senders of one key must queue in the order they were numbered.
         let mut order = self.order.lock();
@@ -96,7 +114,7 @@ impl Outbox {
         let first = total.min(CHUNK);
         let frame = encode(kind, &header(id, order.small_sent), first);
         let segments = std::iter::once(payload.head).chain(payload.buffers).filter(|s| !s.is_empty()).collect();
-        let _ = self.bulk.send(BulkMessage { key, id, frame, first, segments, left: total });
+        let _ = self.bulk.send(Bulk::Message(BulkMessage { key, call, id, frame, first, segments, left: total }));
     }
 
     /// Sends a frame without a body, after everything of its key.
@@ -104,8 +122,9 @@ impl Outbox {
         let mut order = self.order.lock();
         let head = encode(kind, header, 0);
         if order.outstanding.contains_key(&key) {
-            let message = BulkMessage { key, id: 0, frame: head, first: 0, segments: VecDeque::new(), left: 0 };
-            let _ = self.bulk.send(message);
+            let message =
+                BulkMessage { key, call: 0, id: 0, frame: head, first: 0, segments: VecDeque::new(), left: 0 };
+            let _ = self.bulk.send(Bulk::Message(message));
         } else {
             order.small_sent += 1;
             let _ = self.small.send(Frame { head, body: None });
@@ -117,14 +136,28 @@ impl Outbox {
         let _ = self.small.send(Frame { head: encode(kind, header, 0), body: None });
     }
 
+    /// Large messages of `call` go no further.
+    pub fn abandon(&self, call: u64) {
+        // Most calls have none under way.
+        if !self.order.lock().messages.is_empty() {
+            let _ = self.bulk.send(Bulk::Abandon(call));
+        }
+    }
+
     /// The peer has this bulk message whole.
     pub fn arrived(&self, message: u64) {
-        let mut order = self.order.lock();
-        let Some(key) = order.messages.remove(&message) else { return };
-        if let Some(count) = order.outstanding.get_mut(&key) {
+        self.order.lock().arrived(message);
+    }
+}
+
+impl Order {
+    /// This message holds up its key no longer.
+    fn arrived(&mut self, message: u64) {
+        let Some(key) = self.messages.remove(&message) else { return };
+        if let Some(count) = self.outstanding.get_mut(&key) {
             *count -= 1;
             if *count == 0 {
-                order.outstanding.remove(&key);
+                self.outstanding.remove(&key);
             }
         }
     }
@@ -142,7 +175,7 @@ impl Queues {
         S: AsyncWrite + Unpin + Send,
         B: AsyncWrite + Unpin + Send,
     {
-        (write_small(small, self.small, Arc::clone(&metrics)), write_bulk(bulk, self.bulk, metrics))
+        (write_small(small, self.small, Arc::clone(&metrics)), write_bulk(bulk, self.bulk, self.order, metrics))
     }
 }
 
@@ -187,37 +220,87 @@ async fn flush(io: &mut (impl AsyncWrite + Unpin), out: &mut BytesMut, metrics: 
 
 async fn write_bulk(
     mut io: impl AsyncWrite + Unpin,
-    mut queue: mpsc::UnboundedReceiver<BulkMessage>,
+    mut queue: mpsc::UnboundedReceiver<Bulk>,
+    order: Arc<Mutex<Order>>,
     metrics: Arc<Metrics>,
 ) -> std::io::Result<()> {
-    let mut waiting: HashMap<Key, VecDeque<BulkMessage>> = HashMap::new();
-    let mut turns: VecDeque<Key> = VecDeque::new();
+    let mut turns = Turns::default();
     loop {
-        let next = if turns.is_empty() { queue.recv().await } else { queue.try_recv().ok() };
-        if let Some(message) = next {
-            let key = message.key;
-            let queue = waiting.entry(key).or_default();
-            queue.push_back(message);
-            if queue.len() == 1 {
-                turns.push_back(key);
+        let next = if turns.keys.is_empty() { queue.recv().await } else { queue.try_recv().ok() };
+        match next {
+            Some(Bulk::Message(message)) => {
+                turns.push(message);
+                continue;
             }
-            continue;
-        }
-        let Some(key) = turns.pop_front() else { break };
-        let Some(messages) = waiting.get_mut(&key) else { continue };
-        if let Some(message) = messages.front_mut() {
-            write_piece(&mut io, message, &metrics).await?;
-            if message.left == 0 {
-                messages.pop_front();
+            Some(Bulk::Abandon(call)) => {
+                for BulkMessage { id, frame, .. } in turns.abandon(call) {
+                    // The peer has begun to put together what was begun.
+                    if frame.is_empty() {
+                        let abort = encode(Kind::Abort, &RefHeader { id }, 0);
+                        io.write_all(&abort).await?;
+                        io.flush().await?;
+                        metrics.bytes_out.add(abort.len() as u64);
+                    }
+                    order.lock().arrived(id);
+                }
+                continue;
             }
+            None => {}
         }
-        if messages.is_empty() {
-            waiting.remove(&key);
-        } else {
-            turns.push_back(key);
-        }
+        let Some(message) = turns.next() else { break };
+        write_piece(&mut io, message, &metrics).await?;
+        turns.done();
     }
     io.shutdown().await
+}
+
+/// Messages under way: those of one key one after the other, a piece of each key's first in turn.
+#[derive(Default)]
+struct Turns {
+    waiting: HashMap<Key, VecDeque<BulkMessage>>,
+    keys: VecDeque<Key>,
+}
+
+impl Turns {
+    fn push(&mut self, message: BulkMessage) {
+        let key = message.key;
+        let queue = self.waiting.entry(key).or_default();
+        queue.push_back(message);
+        if queue.len() == 1 {
+            self.keys.push_back(key);
+        }
+    }
+    /// The message whose turn it is.
+    fn next(&mut self) -> Option<&mut BulkMessage> {
+        self.waiting.get_mut(self.keys.front()?)?.front_mut()
+    }
+    /// A piece of it was sent: the next key's turn.
+    fn done(&mut self) {
+        let Some(key) = self.keys.pop_front() else { return };
+        if let Some(queue) = self.waiting.get_mut(&key) {
+            if queue.front().is_some_and(|message| message.left == 0) {
+                queue.pop_front();
+            }
+            if queue.is_empty() {
+                self.waiting.remove(&key);
+            } else {
+                self.keys.push_back(key);
+            }
+        }
+    }
+    /// Takes out the messages of a call.
+    fn abandon(&mut self, call: u64) -> Vec<BulkMessage> {
+        let mut out = Vec::new();
+        for queue in self.waiting.values_mut() {
+            let (gone, stay) = queue.drain(..).partition(|message| message.call == call);
+            *queue = stay;
+            out.extend::<VecDeque<_>>(gone);
+        }
+        let waiting = &mut self.waiting;
+        waiting.retain(|_, queue| !queue.is_empty());
+        self.keys.retain(|key| waiting.contains_key(key));
+        out
+    }
 }
 
 async fn write_piece(
@@ -228,8 +311,7 @@ async fn write_piece(
     let begun = message.frame.is_empty();
     let mut size = if begun { message.left.min(CHUNK) } else { message.first };
     let frame = std::mem::take(&mut message.frame);
-    let head = if begun { encode(Kind::Chunk, &RefHeader { id: message.id }, size) } else { frame };
-    io.write_all(&head).await?;
+    let mut head = if begun { encode(Kind::Chunk, &RefHeader { id: message.id }, size) } else { frame };
     metrics.bytes_out.add((head.len() + size) as u64);
     message.left -= size;
     while size > 0 {
@@ -237,13 +319,14 @@ async fn write_piece(
             debug_assert!(false, "segments hold what `left` counts");
             break;
         };
-        let n = size.min(segment.len());
-        io.write_all(&segment[..n]).await?;
-        segment.advance(n);
-        size -= n;
+        let mut piece = segment.split_to(size.min(segment.len()));
+        size -= piece.len();
         if segment.is_empty() {
             message.segments.pop_front();
         }
+        // The head of the frame goes out with the first part of its body.
+        io.write_all_buf(&mut (&mut head).chain(&mut piece)).await?;
     }
+    io.write_all(&head).await?;
     io.flush().await
 }

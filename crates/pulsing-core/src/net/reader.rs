@@ -3,10 +3,14 @@
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
+use super::landing::Landing;
 use super::wire::{FRAME_PREFIX, Kind, Prefix, decode_prefix};
 use crate::error::{Error, Result};
 
+/// What one read of a lane of small frames may bring, in bytes; longer bodies get memory of their own.
 const READ_CHUNK: usize = 64 << 10;
+/// The same of the bulk lane: enough for a frame's head. What is read ahead of a large body is copied to its place.
+const READ_HEAD: usize = 512;
 
 /// A frame's kind and header; its body follows on the reader.
 pub struct Head {
@@ -22,14 +26,19 @@ pub struct Head {
 pub struct FrameReader<R> {
     io: R,
     buffer: BytesMut,
+    ahead: usize,
     /// Bytes read off the connection so far.
     pub read: u64,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Reads from `io`.
+    /// Reads many small frames at a time from `io`.
     pub fn new(io: R) -> Self {
-        Self { io, buffer: BytesMut::with_capacity(READ_CHUNK), read: 0 }
+        Self { io, buffer: BytesMut::with_capacity(READ_CHUNK), ahead: READ_CHUNK, read: 0 }
+    }
+    /// Reads large bodies from `io`, straight to their places.
+    pub fn bulk(io: R) -> Self {
+        Self { io, buffer: BytesMut::new(), ahead: READ_HEAD, read: 0 }
     }
 
     /// The next frame's head; `None` at a clean end. Frames of unknown kinds are skipped (a later version's).
@@ -38,7 +47,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// `Protocol` for malformed frames or an end inside one; `ConnectionLost` text is left to the caller.
     pub async fn next(&mut self) -> Result<Option<Head>> {
         loop {
-            if self.buffer.is_empty() && !self.fill().await? {
+            if self.buffer.is_empty() && !self.fill(FRAME_PREFIX).await? {
                 return Ok(None);
             }
             self.need(FRAME_PREFIX).await?;
@@ -66,34 +75,39 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             self.need(len).await?;
             return Ok(self.buffer.split_to(len).freeze());
         }
-        let mut out = BytesMut::with_capacity(len);
-        self.append(&mut out, len).await?;
-        Ok(out.freeze())
+        let mut landing = Landing::new(len)?;
+        self.land(&mut landing, len).await?;
+        Ok(landing.freeze())
     }
 
-    /// Appends `len` bytes of body to `out`.
+    /// Appends `len` bytes of body to `landing`, which misses at least as many.
     ///
     /// # Errors
-    /// `Protocol` at an end before `len` bytes.
-    pub async fn append(&mut self, out: &mut BytesMut, len: usize) -> Result<()> {
-        let have = len.min(self.buffer.len());
-        out.extend_from_slice(&self.buffer[..have]);
-        self.buffer.advance(have);
-        let mut left = len - have;
-        while left > 0 {
-            let n = (&mut self.io).take(left as u64).read_buf(out).await.map_err(lost)?;
+    /// `Protocol` at an end before `len` bytes, or without memory for them.
+    pub async fn land(&mut self, landing: &mut Landing, mut len: usize) -> Result<()> {
+        while len > 0 {
+            let (out, room) = landing.room(len)?;
+            let n = if self.buffer.is_empty() {
+                let n = (&mut self.io).take(room as u64).read_buf(out).await.map_err(lost)?;
+                self.read += n as u64;
+                n
+            } else {
+                let n = room.min(self.buffer.len());
+                out.extend_from_slice(&self.buffer[..n]);
+                self.buffer.advance(n);
+                n
+            };
             if n == 0 {
                 return Err(cut());
             }
-            self.read += n as u64;
-            left -= n;
+            len -= n;
         }
         Ok(())
     }
 
     async fn skip(&mut self, mut len: usize) -> Result<()> {
         while len > 0 {
-            if self.buffer.is_empty() && !self.fill().await? {
+            if self.buffer.is_empty() && !self.fill(len).await? {
                 return Err(cut());
             }
             let n = len.min(self.buffer.len());
@@ -105,16 +119,18 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
     async fn need(&mut self, len: usize) -> Result<()> {
         while self.buffer.len() < len {
-            if !self.fill().await? {
+            if !self.fill(len - self.buffer.len()).await? {
                 return Err(cut());
             }
         }
         Ok(())
     }
 
-    async fn fill(&mut self) -> Result<bool> {
-        self.buffer.reserve(READ_CHUNK);
-        let n = self.io.read_buf(&mut self.buffer).await.map_err(lost)?;
+    /// Reads something: `want` bytes or what may be read ahead, at most.
+    async fn fill(&mut self, want: usize) -> Result<bool> {
+        let most = self.ahead.max(want.min(READ_CHUNK));
+        self.buffer.reserve(most);
+        let n = (&mut self.io).take(most as u64).read_buf(&mut self.buffer).await.map_err(lost)?;
         self.read += n as u64;
         Ok(n > 0)
     }

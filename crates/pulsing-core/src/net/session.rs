@@ -284,6 +284,9 @@ impl Role for Session {
                     call.cancel.fire();
                     call.credit.close();
                 }
+                if let Some(outbox) = &*self.outbox.lock() {
+                    outbox.abandon(id);
+                }
             }
             Inbound::Arrived(message) => {
                 if let Some(outbox) = &*self.outbox.lock() {
@@ -333,7 +336,7 @@ impl ReplySink for RemoteSink {
             ReplyEvent::Value(p) | ReplyEvent::Item(p) => {
                 let (codec, segments) = (u32::from(p.codec.0), segments_of(&p));
                 let kind = if terminal { Kind::Value } else { Kind::Item };
-                outbox.send(key, kind, p, |message, after| ReplyHeader { call, codec, segments, message, after });
+                outbox.send(key, call, kind, p, |message, after| ReplyHeader { call, codec, segments, message, after });
             }
             ReplyEvent::Error(e) => outbox.send_after(key, Kind::Error, &ErrorHeader::from_error(call, &e)),
             ReplyEvent::StreamStart => outbox.send_after(key, Kind::StreamStart, &RefHeader { id: call }),

@@ -49,6 +49,8 @@ pub enum Kind {
     Chunk = 9,
     /// Either way: [`RefHeader`] naming a bulk message that arrived whole.
     Arrived = 10,
+    /// Either way on the bulk lane: [`RefHeader`] naming a message begun earlier whose rest will not come.
+    Abort = 11,
     /// Membership datagram, opaque.
     Datagram = 16,
     /// Registry delta.
@@ -74,6 +76,7 @@ impl Kind {
             8 => Self::Cancel,
             9 => Self::Chunk,
             10 => Self::Arrived,
+            11 => Self::Abort,
             16 => Self::Datagram,
             17 => Self::Delta,
             18 => Self::Digest,
