@@ -32,7 +32,7 @@ bench-router:
 	@$(PYTHON) benches/router.py
 
 bench-runtime:
-	@$(PYTHON) benches/runtime.py --write docs/benchmarks/runtime.md
+	@$(PYTHON) benches/runtime.py --pyo3-async --write docs/benchmarks/runtime.md
 
 wheels:
 	@$(PYTHON) scripts/wheels.py

@@ -22,6 +22,7 @@ from runtime_rows import BY_KEY, ROWS
 
 COMMON = ("local_seq", "local_seq_async", "local_64", "local_64_async", "local_tell")
 BETWEEN = ("remote_seq", "remote_seq_async", "remote_64", "remote_1000", "stream", "echo_bytes", "echo_array")
+COMPLETION_ROWS = ("completion_seq", "completion_100")
 WHOLE = (*COMMON, *BETWEEN, "spawn", "crowd", "idle")
 
 WHAT = {
@@ -30,11 +31,15 @@ WHAT = {
     "peer 0.1.2": "the public wheel of the same name, under uvloop",
     "xoscar": "actors of one pool (local) and of a sub-pool (another process)",
     "ray": "`ray.init()` on this machine; every actor is a process, calls are synchronous `ray.get`",
+    "bridge of pulsing": "this tree's bridge asked to resolve a name it knows, under uvloop",
+    "pyo3-async-runtimes": "`future_into_py` of a future that is ready at once, under uvloop",
     "TCP uvloop": "a bare echo between two processes: asyncio protocols on uvloop, and blocking sockets",
 }
 
+COMPLETIONS = ("bridge of pulsing", "pyo3-async-runtimes")
 
-def contestants(chosen: set[str]) -> list[contest.Contestant]:
+
+def contestants(chosen: set[str], pyo3_async: bool) -> list[contest.Contestant]:
     """Those who take part, each with its environment."""
     made: list[contest.Contestant] = []
 
@@ -47,6 +52,9 @@ def contestants(chosen: set[str]) -> list[contest.Contestant]:
     add("xoscar", lambda: venv.peer("xoscar"), "runtime_xoscar.py", WHOLE)
     add("TCP uvloop", lambda: venv.peer("echo"), "runtime_echo.py", ("remote_seq", "echo_bytes", "echo_sockets"))
     add("pulsing asyncio", venv.ours, "runtime_pulsing.py", (*COMMON, *BETWEEN, "remote_tell"), "--loop", "asyncio")
+    if pyo3_async or chosen & set(COMPLETIONS):
+        for name, python, library in zip(COMPLETIONS, (venv.ours, venv.pyo3_async), ("pulsing", "pyo3"), strict=True):
+            add(name, python, "runtime_completions.py", COMPLETION_ROWS, "--library", library)
     add("ray", lambda: venv.peer("ray"), "runtime_ray.py", (*BETWEEN, "spawn", "crowd", "idle"))
     return made
 
@@ -54,10 +62,14 @@ def contestants(chosen: set[str]) -> list[contest.Contestant]:
 def packages(found: list[contest.Contestant]) -> dict[str, dict[str, Any]]:
     """What each contestant is, and in which version."""
     shown = {"pulsing": ("pulsing", "uvloop", "numpy"), "peer": ("pulsing", "uvloop"), "TCP": ("uvloop",)}
+    shown["bridge"] = shown["pulsing"]
     known = {}
     for one in found:
         names = shown.get(one.name.split()[0], (one.name, "numpy"))
-        known[one.name] = {"what": WHAT[one.name], "packages": venv.versions(one.python, *names)}
+        if one.name == COMPLETIONS[1]:
+            known[one.name] = {"what": WHAT[one.name], "packages": venv.locked(one.name, "pyo3", "tokio")}
+        else:
+            known[one.name] = {"what": WHAT[one.name], "packages": venv.versions(one.python, *names)}
     return known
 
 
@@ -71,6 +83,7 @@ def main() -> None:
     parser.add_argument("--write", type=pathlib.Path, help="file for the page; the JSON goes beside it")
     parser.add_argument("--remark", default="", help="a sentence for the page, such as what else ran")
     parser.add_argument("--again", type=pathlib.Path, help="write the page of an earlier run's JSON")
+    parser.add_argument("--pyo3-async", action="store_true", help="also measure pyo3-async-runtimes (builds it)")
     options = parser.parse_args()
     if options.again:
         finish(json.loads(options.again.read_text()), options.write)
@@ -84,7 +97,7 @@ def main() -> None:
         raise SystemExit(
             f"unknown: {', '.join(sorted(unknown))}; contestants: {', '.join(WHAT)}; rows: {', '.join(BY_KEY)}"
         )
-    taking_part = contestants(only)
+    taking_part = contestants(only, options.pyo3_async)
     run: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "commit": venv.run("git", "describe", "--always", "--dirty", cwd=venv.ROOT).strip(),

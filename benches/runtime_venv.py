@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -75,10 +76,10 @@ def tree_key(tree: pathlib.Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def build_wheel(tree: pathlib.Path, key: str) -> pathlib.Path:
+def build_wheel(tree: pathlib.Path, key: str, name: str = "pulsing") -> pathlib.Path:
     """The release wheel of a tree."""
     place = cache() / "wheels" / key
-    found = list(place.glob("pulsing-*.whl"))
+    found = list(place.glob(f"{name}-*.whl"))
     if not found:
         print(f"building the release wheel of {tree} ({key})", file=sys.stderr, flush=True)
         env = {**os.environ}
@@ -87,9 +88,9 @@ def build_wheel(tree: pathlib.Path, key: str) -> pathlib.Path:
         with tempfile.TemporaryDirectory() as out:
             run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, str(tree), env=env)
             place.mkdir(parents=True, exist_ok=True)
-            for wheel in pathlib.Path(out).glob("pulsing-*.whl"):
+            for wheel in pathlib.Path(out).glob(f"{name}-*.whl"):
                 shutil.move(wheel, place / wheel.name)
-        found = list(place.glob("pulsing-*.whl"))
+        found = list(place.glob(f"{name}-*.whl"))
     return found[0]
 
 
@@ -97,6 +98,21 @@ def ours() -> pathlib.Path:
     """Python of an environment with the release wheel of this tree."""
     wheel = build_wheel(ROOT, tree_key(ROOT))
     return venv(f"pulsing-{wheel.parent.name}", [str(wheel), *COMMON])
+
+
+def locked(*crates: str) -> dict[str, str]:
+    """Versions of crates that `pyo3_async/` is built with."""
+    text = (ROOT / "benches" / "pyo3_async" / "Cargo.lock").read_text()
+    return {name: re.findall(rf'name = "{name}"\nversion = "([^"]+)"', text)[0] for name in crates}
+
+
+def pyo3_async() -> pathlib.Path:
+    """Python of an environment with `pyo3_async/`, a crate outside the workspace."""
+    crate = ROOT / "benches" / "pyo3_async"
+    files = [crate / name for name in ("Cargo.toml", "Cargo.lock", "pyproject.toml", "src/lib.rs")]
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    wheel = build_wheel(crate, f"pyo3-async-{key}", "pyo3_async_bench")
+    return venv("pyo3-async", [str(wheel), *COMMON])
 
 
 def at_commit(commit: str) -> pathlib.Path:
