@@ -6,6 +6,7 @@
 # The wheel `pulsing-bench` puts `pulsing._bench` into a folder of its own when either of the two is installed in place.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
+from pulsing import sync
 from pulsing._core import __version__
 from pulsing.core import (
     Actor,
@@ -99,6 +100,7 @@ __all__ = [
     "serial",
     "shutdown",
     "spawn",
+    "sync",
     "trace",
     "traceparent",
     "unmount",
