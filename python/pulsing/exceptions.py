@@ -25,6 +25,7 @@
     │   └── SystemShutDownError             the actor system is shut down
     └── PulsingActorError                   the actor failed
         ├── ActorStoppedError               it stopped before it answered
+        ├── ProcessDiedError                its own process ended before it was ready
         ├── PulsingBusinessError            the caller's mistake; never counts as a failure of the actor
         ├── PulsingSystemError              the actor's own trouble
         ├── PulsingTimeoutError             a deadline passed                   (also TimeoutError)
@@ -55,6 +56,7 @@ __all__ = [
     "NameNotFoundError",
     "NameTakenError",
     "NodeNotFoundError",
+    "ProcessDiedError",
     "ProtocolError",
     "PulsingActorError",
     "PulsingBusinessError",
@@ -244,6 +246,24 @@ class ActorStoppedError(PulsingActorError):
     """The actor stopped, or was restarted, before it answered."""
 
     state_changed = "maybe"
+
+
+class ProcessDiedError(PulsingActorError):
+    """The process of an actor (``new_process=True``) ended before the actor was ready.
+
+    Args:
+        message: How it ended.
+        actor_name: Name of the actor, else its class.
+        exit_code: What it exited with; None: a signal ended it.
+        signal: Number of the signal that ended it.
+    """
+
+    def __init__(
+        self, message: str, actor_name: str | None = None, *, exit_code: int | None = None, signal: int | None = None
+    ) -> None:
+        super().__init__(message, actor_name)
+        self.exit_code = exit_code
+        self.signal = signal
 
 
 class PulsingBusinessError(PulsingActorError):

@@ -28,6 +28,8 @@ class SystemConfig:
         observe: Answer observers on the node's port.
         default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
         max_message: Largest message accepted from a peer, in bytes; None: 4 GiB.
+        process_start_timeout: Seconds that the process of an actor (``new_process=True``) may take until it has joined;
+            None for ever.
     """
 
     addr: str | None = None
@@ -40,12 +42,13 @@ class SystemConfig:
     observe: bool = True
     default_timeout: float | None = DEFAULT_TIMEOUT
     max_message: int | None = None
+    process_start_timeout: float | None = 30.0
 
     def __post_init__(self) -> None:
         if isinstance(self.seeds, str):
             raise ConfigError(f"seeds={self.seeds!r}: expected a list of host:port, as in seeds=[{self.seeds!r}]")
         object.__setattr__(self, "seeds", tuple(self.seeds or ()))
-        for name in ("join_timeout", "default_timeout"):
+        for name in ("join_timeout", "default_timeout", "process_start_timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name}={value}: expected seconds above 0, or None for ever")

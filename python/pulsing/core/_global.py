@@ -137,7 +137,7 @@ def _current() -> ActorSystem | None:
 
 
 def adopt(system: ActorSystem | None) -> ActorSystem | None:
-    """Makes `system` the process's own; returns the one that was, for `pulsing.testing` to put back."""
+    """Makes `system` the process's own; returns the one that was."""
     global _system
     before, _system = _current(), system
     return before
@@ -206,6 +206,7 @@ async def spawn(
     mailbox: int | None = None,
     max_concurrency: int | None = None,
     placement: Placement = "local",
+    new_process: bool = False,
 ) -> ActorRef:
     """`ActorSystem.spawn` on the process's own system."""
     return await get_system().spawn(
@@ -221,6 +222,7 @@ async def spawn(
         mailbox=mailbox,
         max_concurrency=max_concurrency,
         placement=placement,
+        new_process=new_process,
     )
 
 

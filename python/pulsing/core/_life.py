@@ -24,7 +24,7 @@ _log = logging.getLogger("pulsing")
 STARTING, OPEN, RESTARTING, STOPPING, STOPPED = range(5)
 """States of a cell. From STOPPING on it takes no messages."""
 
-_HOOK_LIMIT = 60.0
+HOOK_LIMIT = 60.0
 """Seconds that `on_stop` may take; a Worker drains in it."""
 
 
@@ -118,7 +118,7 @@ class Life:
 
     async def _stop_hook(self) -> None:
         try:
-            async with asyncio.timeout(_HOOK_LIMIT):
+            async with asyncio.timeout(HOOK_LIMIT):
                 await self._hook("on_stop")
         except Exception:  # noqa: BLE001 - the actor ends all the same
             _log.exception("on_stop of actor %s failed", self._cell.label)

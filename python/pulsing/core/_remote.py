@@ -52,6 +52,7 @@ class ActorClass:
         placement: str | int | NodeId = "local",
         mailbox: int | None = None,
         max_concurrency: int | None = None,
+        new_process: bool = False,
         **kwargs: Any,
     ) -> ActorProxy:
         """Starts an actor and returns its typed proxy when it is ready.
@@ -67,12 +68,16 @@ class ActorClass:
                 node id; or the ``host:port`` of a member.
             mailbox: Messages that may wait (16 to 1,000,000). Default: the decorator's, else the system's.
             max_concurrency: Handlers that may interleave. Default: likewise.
+            new_process: It lives in a process of its own, with an interpreter and a GIL of its own, which ends with it,
+                and with the node that started it. A restart policy starts a process that died again, under the same
+                name, which it needs then.
             **kwargs: For the constructor.
 
         Raises:
             Exception: What the constructor or `on_start` raised, there as here.
             NameTakenError: The name has a holder on that node; or anywhere, if that holder or this actor is unique.
             ConfigError: A unique actor without a public name.
+            ProcessDiedError: The new process ended before the actor was ready.
             NodeNotFoundError: The placement is no living member.
             CodeNotFoundError: The other node lacks code that the actor needs.
             ValueError: A placement that is none, or numbers that make no sense.
@@ -88,6 +93,7 @@ class ActorClass:
             placement=placement,
             mailbox=mailbox,
             max_concurrency=max_concurrency,
+            new_process=new_process,
         )
         return ActorProxy(ref, method_names(self.cls))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pulsing.core._dispatch import OP_CALL
 from pulsing.core._ids import ActorId, NodeId
-from pulsing.core._placement import SERVICE_NAME
+from pulsing.core._placement import PROCESS_OF, SERVICE_NAME
 from pulsing.core._proxy import ActorProxy
 from pulsing.core._refs import ActorRef, Options
 from pulsing.core._remote import import_class, registered
@@ -30,18 +30,27 @@ if TYPE_CHECKING:
 
 PYTHON_ACTOR_SERVICE_NAME = SERVICE_NAME
 
+_PATIENCE = 5.0
+"""Seconds in which the service of a member becomes known."""
+_EVER = 1e9
+
 _log = logging.getLogger("pulsing")
 
 
 class PythonActorService:
     """One a node, under `PYTHON_ACTOR_SERVICE_NAME`."""
 
-    def __init__(self, system: ActorSystem) -> None:
+    def __init__(self, system: ActorSystem, process_of: str | None = None) -> None:
         self._system = system
+        self._process_of = process_of
         self._begun = time.monotonic()
 
-    async def spawn(self, order: Order) -> bytes:
-        """Starts an actor for another node. Returns its raw id."""
+    def metadata(self) -> dict[str, str]:
+        """Tells others when this node is the own process of one actor."""
+        return {} if self._process_of is None else {PROCESS_OF: self._process_of}
+
+    async def spawn(self, order: Order) -> tuple[bytes, bytes]:
+        """Starts an actor for another node. Returns the raw ids of its node and of itself."""
         make = await arrived(order.source, f"{self._system.node_id} at {self._system.addr}")
         plan = Blueprint(make, order.args, order.kwargs)
         try:
@@ -49,7 +58,7 @@ class PythonActorService:
         except SystemExit as error:
             # What ends a program that starts an actor here must not end the service of this node.
             raise PulsingActorError(f"{plan.label} called sys.exit({error.code!r}) while it was started") from error
-        return ref.actor_id.raw
+        return ref.node_id.raw, ref.actor_id.raw
 
     async def discard(self, actor: ActorId) -> None:
         """Ends an actor that was started for someone who gave up waiting for it."""
@@ -132,17 +141,33 @@ class PythonActorService:
         return round(time.monotonic() - self._begun, 3)
 
 
-async def _service_of(system: ActorSystem, node: NodeId | None) -> ActorProxy:
+async def _service_of(system: ActorSystem, node: NodeId | None, patience: float = _PATIENCE) -> ActorProxy:
     return await system.resolve(
-        PYTHON_ACTOR_SERVICE_NAME, cls=PythonActorService, node_id=node or system.node_id, timeout=5.0
+        PYTHON_ACTOR_SERVICE_NAME, cls=PythonActorService, node_id=node or system.node_id, timeout=patience
     )
 
 
-async def create_there(system: ActorSystem, node: NodeId, plan: Blueprint, options: SpawnOptions) -> ActorRef:
-    """Starts an actor on another node. Whoever is cancelled meanwhile, or gets no answer, leaves no actor there."""
-    order = Order(plan.source(), plan.args, plan.kwargs, options, ActorId.generate())
+async def create_there(
+    system: ActorSystem,
+    node: NodeId,
+    plan: Blueprint,
+    options: SpawnOptions,
+    actor: ActorId,
+    patience: float | None = _PATIENCE,
+) -> ActorRef:
+    """Starts an actor on another node. Whoever is cancelled meanwhile, or gets no answer, leaves no actor there.
+
+    Args:
+        system: Who asks.
+        node: Where.
+        plan: What makes the instance.
+        options: How the actor lives.
+        actor: Its id.
+        patience: Seconds until the node must be known; None: as long as it takes.
+    """
+    order = Order(plan.source(), plan.args, plan.kwargs, options, actor)
     try:
-        service = (await _service_of(system, node)).ref
+        service = (await _service_of(system, node, _EVER if patience is None else patience)).ref
     except NameNotFoundError:
         raise NodeNotFoundError(
             f"node {node} runs no {PYTHON_ACTOR_SERVICE_NAME}: it is no Python node, so that {plan.label} cannot be "
@@ -150,13 +175,13 @@ async def create_there(system: ActorSystem, node: NodeId, plan: Blueprint, optio
         ) from None
     try:
         # As long as it takes, as here: constructors load models, and the caller's own deadline travels along.
-        actor = await service._ask(OP_CALL, "spawn", (order,), {}, Options(timeout=None))
+        there, made = await service._ask(OP_CALL, "spawn", (order,), {}, Options(timeout=None))
     except (asyncio.CancelledError, PulsingTimeoutError, ConnectionLostError):
         # It may have been ready just then, its answer on the way.
         with contextlib.suppress(PulsingError):
             await service._tell(OP_CALL, "discard", (order.actor,), {})
         raise
-    return ActorRef(system, node, ActorId(actor), options.name)
+    return ActorRef(system, NodeId(there), ActorId(made), options.name)
 
 
 async def find_there(system: ActorSystem, actor: ActorId) -> ActorRef | None:

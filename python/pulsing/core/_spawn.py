@@ -35,6 +35,7 @@ class SpawnOptions:
         mailbox: Messages that may wait (16 to 1,000,000).
         max_concurrency: Handlers that may interleave.
         unique: The name is for this actor alone in the whole cluster.
+        new_process: It lives in a process of its own.
 
     Raises:
         ConfigError: A unique actor without a public name.
@@ -47,6 +48,7 @@ class SpawnOptions:
     mailbox: int | None = None
     max_concurrency: int | None = None
     unique: bool = False
+    new_process: bool = False
 
     def __post_init__(self) -> None:
         if self.unique and (self.name is None or self.public is False):

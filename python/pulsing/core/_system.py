@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import threading
@@ -21,6 +22,7 @@ from pulsing.core._inbound import Inlet
 from pulsing.core._life import OPEN
 from pulsing.core._mailbox import CAPACITY
 from pulsing.core._placement import SERVICE_NAME, Placement, Placer
+from pulsing.core._process import Processes
 from pulsing.core._proxy import ActorProxy, method_names
 from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass
@@ -86,6 +88,8 @@ class ActorSystem:
         self._cells: dict[bytes, Cell] = {}
         self._names: dict[str, Cell] = {}
         self._placer = Placer(self)
+        self._ends: dict[bytes, Callable[[], None]] = {}
+        self.processes = Processes(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: asyncio.Task[None] | None = None
         self._thread = threading.get_ident()
@@ -101,12 +105,14 @@ class ActorSystem:
         loop: asyncio.AbstractEventLoop | None = None,
         *,
         _host: _core.TestHost | None = None,
+        process_of: str | None = None,
     ) -> ActorSystem:
         """Starts a node on the running loop.
 
         Args:
             config: Its settings; None: a node of its own.
             loop: The running loop, if given at all.
+            process_of: The actor whose own process this is.
 
         Raises:
             BindError: The address is in use.
@@ -147,7 +153,7 @@ class ActorSystem:
         bridge.closers.append(system._at_loop_end)
         from pulsing.core._service import PythonActorService
 
-        await system.spawn(PythonActorService(system), name=SERVICE_NAME, public=True, _internal=True)
+        await system.spawn(PythonActorService(system, process_of), name=SERVICE_NAME, public=True, _internal=True)
         system._keep_counting()
         return system
 
@@ -164,7 +170,8 @@ class ActorSystem:
     async def _shut_down(self, grace: float) -> None:
         self.is_shut_down = True
         cells = sorted(self._cells.values(), key=lambda cell: cell.internal)
-        results = await asyncio.gather(*(cell.life.stop(grace) for cell in cells), return_exceptions=True)
+        ends = (cell.life.stop(grace) for cell in cells)
+        results = await asyncio.gather(self.processes.stop(grace), *ends, return_exceptions=True)
         for error in results:
             if isinstance(error, BaseException):
                 _log.error("an actor did not stop cleanly", exc_info=error)
@@ -208,6 +215,7 @@ class ActorSystem:
         mailbox: int | None = None,
         max_concurrency: int | None = None,
         placement: Placement = "local",
+        new_process: bool = False,
         _internal: bool = False,
     ) -> ActorRef:
         """Starts an actor and returns when it is ready.
@@ -226,18 +234,20 @@ class ActorSystem:
             mailbox: Messages that may wait (16 to 1,000,000); default: the system's.
             max_concurrency: Handlers that may interleave; default: the system's.
             placement: Where it lives, as for `ActorClass.spawn`. An instance that goes elsewhere goes as a copy.
+            new_process: It lives in a process of its own, as for `ActorClass.spawn`.
 
         Raises:
             Exception: What the factory or `on_start` raised.
             NameTakenError: The name has a holder on that node; or anywhere, if that holder or this actor is unique.
             ConfigError: A unique actor without a public name.
+            ProcessDiedError: The new process ended before the actor was ready.
             NodeNotFoundError: The placement is no living member.
             CodeNotFoundError: The other node lacks code that the actor needs.
             TypeError: Nothing that can be an actor, supervision without a factory, or what cannot travel.
             ValueError: A placement that is none, or numbers that make no sense.
         """
         policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
-        options = SpawnOptions(name, public, policy, mailbox, max_concurrency, unique)
+        options = SpawnOptions(name, public, policy, mailbox, max_concurrency, unique, new_process)
         return await self.spawn_from(blueprint(actor, policy), options, placement, internal=_internal)
 
     async def spawn_class(
@@ -252,9 +262,10 @@ class ActorSystem:
         placement: Placement = "local",
         mailbox: int | None = None,
         max_concurrency: int | None = None,
+        new_process: bool = False,
     ) -> ActorRef:
         """`spawn` of an ``@remote`` class, here or on another node."""
-        options = SpawnOptions(name, public, cls.policy, *cls.limits(mailbox, max_concurrency), unique)
+        options = SpawnOptions(name, public, cls.policy, *cls.limits(mailbox, max_concurrency), unique, new_process)
         return await self.spawn_from(Blueprint(cls.cls, args, kwargs), options, placement)
 
     async def spawn_from(
@@ -280,23 +291,16 @@ class ActorSystem:
         if node != self._node_id:
             from pulsing.core._service import create_there
 
-            return await create_there(self, node, plan, options)
+            return await create_there(self, node, plan, options, actor or ActorId.generate())
+        if options.new_process:
+            if options.name is not None:
+                options = dataclasses.replace(options, name=self._free(options.name, options.unique))
+            return await self.processes.spawn(plan, options, actor or ActorId.generate())
         return await self._launch(self._cell(plan, options, actor), options.public, internal)
 
     def _cell(self, plan: Blueprint, options: SpawnOptions, actor: ActorId | None = None) -> Cell:
         self._check_usable()
-        name = options.name
-        if name is not None:
-            name = clean_name(name)
-            if name in self._names:
-                raise NameTakenError(
-                    f"name {name!r} is already taken on this node; stop its holder or choose another name"
-                )
-            try:
-                # Before any of the user's code runs; `register` looks again.
-                self.core.check_vacant(name, options.unique)
-            except _core.CoreError as error:
-                raise from_core(error.args) from None
+        name = None if options.name is None else self._free(options.name, options.unique)
         cell = Cell(
             self,
             plan.build,
@@ -312,6 +316,17 @@ class ActorSystem:
         if name is not None:
             self._names[name] = cell
         return cell
+
+    def _free(self, name: str, unique: bool) -> str:
+        name = clean_name(name)
+        if name in self._names or self.processes.find(name) is not None:
+            raise NameTakenError(f"name {name!r} is already taken on this node; stop its holder or choose another name")
+        try:
+            # Before any of the user's code runs; `register` looks again.
+            self.core.check_vacant(name, unique)
+        except _core.CoreError as error:
+            raise from_core(error.args) from None
+        return name
 
     def _check_usable(self) -> None:
         _lifecycle.check_fork()
@@ -392,6 +407,8 @@ class ActorSystem:
         cell = self._find(name)
         if cell is not None:
             await cell.life.stop(grace)
+        elif (process := self.processes.find(clean_name(name) if isinstance(name, str) else name)) is not None:
+            await process.stop(grace)
 
     async def kill(self, name: str | ActorId | ActorRef | ActorProxy) -> None:
         """`stop` without grace: running handlers are cancelled at once."""
@@ -432,6 +449,9 @@ class ActorSystem:
         private = self._names.get(name)
         if private is not None and not private.public and private.state >= OPEN and node in (None, self._node_id):
             return ActorProxy(self.ref_of(private), methods)
+        own = self.processes.find(name)
+        if own is not None and not own.public and own.ref is not None and node in (None, own.ref.node_id):
+            return ActorProxy(own.ref, methods)
         if timeout is not None and timeout < 0:
             raise ValueError(f"timeout={timeout}: expected seconds, 0 or more, or None")
         bridge = bridge_of(asyncio.get_running_loop())
@@ -555,6 +575,13 @@ class ActorSystem:
         self._cells.pop(cell.id.raw, None)
         if cell.name is not None and self._names.get(cell.name) is cell:
             del self._names[cell.name]
+        ended = self._ends.pop(cell.id.raw, None)
+        if ended is not None:
+            ended()
+
+    def when_ended(self, actor: ActorId, tell: Callable[[], None]) -> None:
+        """Has `tell` called once an actor of this node has ended, one that is still to come included."""
+        self._ends[actor.raw] = tell
 
     def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Runs `work` on the system's loop until it ends or the system does."""
