@@ -100,12 +100,7 @@ def _reduce_view(view: memoryview) -> Any:
 
 def view_on(buffer: Any, format: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
     """A memory view like the one that was sent, on received memory."""
-    flat = memoryview(buffer).cast("B")
-    view = flat if 0 in shape else flat.cast("B", shape) if format == "B" else _cast(flat, format, shape)
+    cast: Any = memoryview(buffer).cast("B").cast
+    # A view cannot be given a shape that holds nothing.
+    view: memoryview = cast(format) if 0 in shape or len(shape) == 1 else cast(format, shape)
     return view.toreadonly() if readonly else view
-
-
-def _cast(flat: memoryview, format: str, shape: tuple[int, ...]) -> memoryview:
-    cast: Any = flat.cast
-    view: memoryview = cast(format, shape)
-    return view

@@ -76,6 +76,9 @@ async def remote_ask(
     except BaseException:
         bridge.forget(call.token)
         raise
+    finally:
+        # Lent to the call by now. An error remembers this frame, which must not keep views in a cycle (see `_pickle`).
+        del buffers
     try:
         await call.future
     except asyncio.CancelledError:

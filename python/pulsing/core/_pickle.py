@@ -11,6 +11,7 @@ by value with cloudpickle instead.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 import threading
@@ -155,6 +156,7 @@ def _dump(obj: Any, callback: Any, buffers: list[Any]) -> list[Any]:
     try:
         _Pickler(out, protocol=5, buffer_callback=callback).dump(obj)
     except (_ByValueError, pickle.PicklingError, TypeError, AttributeError):
+        out.kept.clear()
         return _dump_by_value(obj, callback, buffers)
     return out.kept
 
@@ -163,20 +165,25 @@ def _dump_by_value(obj: Any, callback: Any, buffers: list[Any]) -> list[Any]:
     buffers.clear()
     out = _Pieces()
     try:
-        _by_value(out, callback).dump(obj)
+        _by_value()(out, protocol=5, buffer_callback=callback).dump(obj)
     except Exception as error:
+        # The frames of an error often end in a cycle: see `_by_value`.
+        buffers.clear()
+        out.kept.clear()
         raise TypeError(f"cannot send a {type(obj).__name__} to another process: {error}") from error
     return out.kept
 
 
-def _by_value(out: _Pieces, callback: Any) -> Any:
+@functools.cache
+def _by_value() -> Any:
     # Only who sends such things pays for loading it.
     import cloudpickle
 
-    pickler = cloudpickle.Pickler(out, protocol=5, buffer_callback=callback)
-    usual = pickler.reducer_override
+    usual = cloudpickle.Pickler.reducer_override
 
-    def reduce(obj: Any) -> Any:
+    # In a class and not on each pickler, which would refer to itself: the memory views that it holds must never be
+    # garbage of a cycle. The collector clears them in any order, and CPython crashes over one that others look through.
+    def reduce(self: Any, obj: Any) -> Any:
         # Found under its import path is the wrapper: cloudpickle would take the class itself for one that exists
         # here only, and send a copy that is another class over there.
         if isinstance(obj, type):
@@ -186,10 +193,9 @@ def _by_value(out: _Pieces, callback: Any) -> Any:
             reduced = _arrays.reduce(obj)
             if reduced is not NotImplemented:
                 return reduced
-        return usual(obj)
+        return usual(self, obj)
 
-    pickler.reducer_override = reduce
-    return pickler
+    return type("ByValuePickler", (cloudpickle.Pickler,), {"reducer_override": reduce})
 
 
 def loads(head: bytes, buffers: Sequence[Any] = (), system: ActorSystem | None = None) -> Any:
