@@ -10,6 +10,7 @@ from typing import Any
 
 from pulsing import _core
 from pulsing.core._errors import from_core
+from pulsing.core._timers import Timers
 
 VALUE, ERROR, STREAM_START, ITEM, END, INBOUND, CANCELLED, CREDIT, DONE, CHANGED, DISPLACED = range(11)
 
@@ -27,6 +28,7 @@ class LoopBridge:
         self.core = _core.Bridge()
         self.handlers: dict[int, Handler] = {}
         self.closers: list[Callable[[], Awaitable[None]]] = []
+        self.timers = Timers(loop)
         self.closed = False
         self._sentinel: AsyncGenerator[None, None] | None = None
         loop.add_reader(self.core.fileno(), self._drain)

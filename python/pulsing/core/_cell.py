@@ -8,7 +8,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from pulsing.core._actor import nothing
-from pulsing.core._dispatch import MethodSpec, methods_of
+from pulsing.core._dispatch import MethodSpec
 from pulsing.core._handlers import MAX_CONCURRENCY, Handlers
 from pulsing.core._ids import ActorId
 from pulsing.core._life import STARTING, Life
@@ -36,8 +36,11 @@ class Cell:
         "loss",
         "mailbox",
         "metadata",
+        "methods",
         "name",
         "public",
+        "raw",
+        "receive",
         "state",
         "system",
         "unique",
@@ -56,8 +59,13 @@ class Cell:
     ) -> None:
         self.system = system
         self.id = ActorId.generate()
+        self.raw = self.id.raw
         self.name = name
         self.instance: Any = None
+        self.methods: dict[str, MethodSpec] = {}
+        """The instance's remote methods."""
+        self.receive: MethodSpec | None = None
+        """How the instance's `receive` runs, if it has one."""
         self.metadata: dict[str, str] = {}
         self.state = STARTING
         self.key = 0
@@ -85,11 +93,6 @@ class Cell:
         """``module.Class`` of the instance."""
         cls = type(self.instance)
         return f"{cls.__module__}.{cls.__qualname__}"
-
-    @property
-    def methods(self) -> dict[str, MethodSpec]:
-        """Its remote methods."""
-        return methods_of(type(self.instance))
 
     @property
     def protocols(self) -> frozenset[int]:

@@ -13,6 +13,7 @@ from pulsing.exceptions import PulsingTimeoutError
 
 if TYPE_CHECKING:
     from pulsing.core._cell import Cell
+    from pulsing.core._timers import Timer
 
 WAITING, RUNNING, DONE = range(3)
 
@@ -26,6 +27,8 @@ class Delivery:
         args: Positional arguments.
         kwargs: Keyword arguments.
         reply: Where the answer goes.
+
+    Attributes:
         sender: Raw id of the calling actor.
         chain: Raw ids of actors whose exclusive slot the chain of calls holds.
         deadline: Loop time at which the caller stops waiting; None for ever.
@@ -36,29 +39,24 @@ class Delivery:
         one_way: Nobody waits for the answer.
     """
 
-    __slots__ = (
-        "_accepted",
-        "_loop",
-        "_timer",
-        "args",
-        "begun",
-        "cancel_reason",
-        "carried",
-        "cell",
-        "chain",
-        "deadline",
-        "kwargs",
-        "limit",
-        "no_wait",
-        "on_end",
-        "one_way",
-        "reply",
-        "sender",
-        "spec",
-        "state",
-        "task",
-        "trace",
-    )
+    # No slots: a message sets a third of these, and what is not set costs nothing.
+    sender: bytes | None = None
+    chain: tuple[bytes, ...] = ()
+    deadline: float | None = None
+    limit: float | None = None
+    trace: str | None = None
+    carried: dict[str, Any] | None = None
+    no_wait = False
+    one_way = False
+    state = WAITING
+    cell: Cell | None = None
+    task: asyncio.Task[None] | None = None
+    """The task of its handler, from the handler's first step on."""
+    cancel_reason: BaseException | None = None
+    on_end: Callable[[], None] | None = None
+    """Called once, when nothing may follow."""
+    _timer: Timer | None = None
+    _accepted: asyncio.Future[None] | None = None
 
     def __init__(
         self,
@@ -67,39 +65,12 @@ class Delivery:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         reply: Reply,
-        *,
-        sender: bytes | None = None,
-        chain: tuple[bytes, ...] = (),
-        deadline: float | None = None,
-        limit: float | None = None,
-        trace: str | None = None,
-        carried: dict[str, Any] | None = None,
-        no_wait: bool = False,
-        one_way: bool = False,
     ) -> None:
         self._loop = loop
         self.spec = spec
         self.args = args
         self.kwargs = kwargs
         self.reply = reply
-        self.sender = sender
-        self.chain = chain
-        self.deadline = deadline
-        self.limit = limit
-        self.trace = trace
-        self.carried = carried
-        self.no_wait = no_wait
-        self.one_way = one_way
-        self.state = WAITING
-        self.cell: Cell | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.begun = False
-        """Whether the task has run its first step."""
-        self.cancel_reason: BaseException | None = None
-        self.on_end: Callable[[], None] | None = None
-        """Called once, when nothing may follow."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._accepted: asyncio.Future[None] | None = None
 
     def value(self, value: Any) -> None:
         """Answers with a value."""
@@ -116,16 +87,19 @@ class Delivery:
     def finish(self) -> None:
         """Nothing may follow."""
         self.state = DONE
-        self.disarm()
-        self.admitted()
-        on_end, self.on_end = self.on_end, None
-        if on_end is not None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._accepted is not None:
+            self.admitted()
+        if self.on_end is not None:
+            on_end, self.on_end = self.on_end, None
             on_end()
 
     def arm(self) -> None:
         """Starts the clock, if there is a deadline and it does not run already."""
-        if self.deadline is not None and self._timer is None and self.state != DONE:
-            self._timer = self._loop.call_at(self.deadline, self._expire)
+        if self.deadline is not None and self._timer is None and self.state != DONE and self.cell is not None:
+            self._timer = self.cell.system.timers.at(self.deadline, self._expire)
 
     def disarm(self) -> None:
         """Stops the clock."""
@@ -159,9 +133,9 @@ class Delivery:
         if waiting:
             if self.cell is not None:
                 self.cell.mailbox.forget(self)
-        elif self.task is not None and self.begun:
-            # Cancelled before its first step a task ends without running any of its code, and would not put the
-            # actor's books in order; it sees by itself that it is too late.
+        elif self.task is not None:
+            # Before its first step it has none here: cancelled then, a task ends without running any of its code, and
+            # would not put the actor's books in order; it sees by itself that it is too late.
             self.task.cancel()
 
     def abandon(self) -> asyncio.Task[None] | None:

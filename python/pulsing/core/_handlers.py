@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pulsing.core._context import CallContext, current
 from pulsing.core._delivery import DONE, RUNNING, Delivery
 from pulsing.core._dispatch import MethodSpec
+from pulsing.core._eager import start_task
 from pulsing.core._errors import as_raised
 from pulsing.core._life import OPEN, STOPPING
 from pulsing.core._producers import as_items, stream_type
@@ -28,8 +28,10 @@ _log = logging.getLogger("pulsing")
 
 MAX_CONCURRENCY = 256
 """Handlers of one actor that may interleave (R14)."""
-SLOW_CALL = 0.1
-"""Seconds after which an inline method is reported: it stalled the whole loop."""
+_NESTING = 8
+"""First steps within first steps, as when actors call each other in turn; deeper ones wait for the loop, not to exhaust
+the stack.
+"""
 
 
 class Handlers:
@@ -62,93 +64,115 @@ class Handlers:
         if self._cell.state != OPEN or len(self.running) >= self.max_concurrency:
             return False
         if spec.exclusive:
-            # An inline method would overtake a task that was created but has not begun.
+            # It would overtake a task that was created but has not begun.
             return self.exclusive is None and self._unstarted == 0
         return True
 
     def start(self, d: Delivery) -> None:
-        """Runs the message, or begins to."""
-        if d.state == DONE or d.expired():
+        """Runs the message, or begins to: an async handler runs its first step before this returns."""
+        if d.state == DONE:
             return
         d.state = RUNNING
         spec = d.spec
         if spec.exclusive:
             self.exclusive = d
             # From here on whoever calls us in this chain would wait on itself.
-            d.chain = (*d.chain, self._cell.id.raw)
+            d.chain = (*d.chain, self._cell.raw)
         if spec.kind == "sync" and not spec.blocking:
             self._run_inline(d)
-            return
-        self._spawn(d, self._handle(d))
+        else:
+            self._begin(d, self._handle(d))
 
-    def _spawn(self, d: Delivery, coroutine: Any) -> None:
+    def _begin(self, d: Delivery, coroutine: Coroutine[Any, Any, None]) -> None:
+        cell = self._cell
+        system = cell.system
         self.running.add(d)
         self._unstarted += 1
-        d.task = self._cell.system.loop.create_task(coroutine, context=self._cell.context.copy())
+        if system.nesting < _NESTING:
+            system.nesting += 1
+            try:
+                start_task(system.loop, coroutine, cell.context.copy())
+            finally:
+                system.nesting -= 1
+        else:
+            system.loop.create_task(coroutine, context=cell.context.copy())
         if d.state != DONE:
             d.arm()
 
     def _run_inline(self, d: Delivery) -> None:
         cell = self._cell
-        begun = time.perf_counter()
         try:
             result = cell.context.copy().run(_call_in, cell, d)
         except BaseException as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
             self._leave_exclusive(d)
             self._raised(d, error)
         else:
-            if _is_plain(result):
-                self._leave_exclusive(d)
+            if type(result) in _PLAIN or _is_plain(result):
+                if self.exclusive is d:
+                    self.exclusive = None
                 d.value(result)
             else:
-                self._spawn(d, self._finish(d, result))
-        took = time.perf_counter() - begun
-        if took > SLOW_CALL:
-            _log.warning(
-                "%s.%s blocked the event loop for %.2f s: make it async, or mark it @pul.blocking",
-                cell.label,
-                d.spec.name,
-                took,
-            )
-        cell.mailbox.pump_soon()
+                self._begin(d, self._finish(d, result))
+        if cell.mailbox.depth:
+            cell.mailbox.pump_soon()
 
-    async def _handle(self, d: Delivery) -> None:
-        """The task of a method that may suspend."""
-        await self._guard(d, self._call(d))
-
-    async def _finish(self, d: Delivery, result: Any) -> None:
-        """The task of an inline method that returned something to wait for or to iterate."""
-        await self._guard(d, self._answer(d, result))
-
-    async def _guard(self, d: Delivery, work: Coroutine[Any, Any, None]) -> None:
-        cell = self._cell
+    def _enter(self, d: Delivery) -> bool:
+        """The first step of a handler's task. False: its message has ended already."""
         self._unstarted -= 1
-        d.begun = True
-        cell.mailbox.pump_soon()
+        cell = self._cell
         current.set(CallContext(cell, d, d.chain, d.deadline, d.trace))
         if d.carried is not None:
             enter(d)
+        d.task = asyncio.current_task(cell.system.loop)
+        if cell.mailbox.depth:
+            # What is exclusive waited for this beginning.
+            cell.mailbox.pump_soon()
+        return d.state != DONE
+
+    def _leave(self, d: Delivery) -> None:
+        """The last step of a handler's task."""
+        if self.exclusive is d:
+            self.exclusive = None
+        self.running.discard(d)
+        if d.state != DONE:
+            d.finish()
+        # A task that only we know has nobody left to tell of its end.
+        d.task = None
+        if self._cell.mailbox.depth:
+            self._cell.mailbox.pump_soon()
+
+    async def _handle(self, d: Delivery) -> None:
+        """The task of a method that may suspend."""
         try:
-            if d.state == DONE:
-                work.close()
-            else:
-                await work
+            if self._enter(d):
+                spec = d.spec
+                function = getattr(self._cell.instance, spec.name)
+                if spec.blocking and spec.kind == "sync":
+                    result = await self._in_thread(d, function, *d.args, **d.kwargs)
+                elif spec.kind == "async":
+                    result = await function(*d.args, **d.kwargs)
+                else:
+                    result = function(*d.args, **d.kwargs)
+                if type(result) in _PLAIN:
+                    d.value(result)
+                else:
+                    await self._answer(d, result)
         except BaseException as error:  # noqa: BLE001 - as above
             self._raised(d, error)
         finally:
-            self._leave_exclusive(d)
-            self.running.discard(d)
-            d.finish()
-            cell.mailbox.pump_soon()
+            self._leave(d)
 
-    async def _call(self, d: Delivery) -> None:
-        spec = d.spec
-        function = getattr(self._cell.instance, spec.name)
-        if spec.blocking and spec.kind == "sync":
-            result = await self._in_thread(d, function, *d.args, **d.kwargs)
-        else:
-            result = function(*d.args, **d.kwargs)
-        await self._answer(d, result)
+    async def _finish(self, d: Delivery, result: Any) -> None:
+        """The task of an inline method that returned something to wait for or to iterate."""
+        try:
+            if self._enter(d):
+                await self._answer(d, result)
+            elif inspect.iscoroutine(result):
+                result.close()
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._raised(d, error)
+        finally:
+            self._leave(d)
 
     async def _in_thread(self, d: Delivery, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         job = asyncio.ensure_future(run_in_thread(copy_context(), function, *args, **kwargs))
@@ -271,7 +295,7 @@ async def _in_thread_plain(function: Callable[..., Any], *args: Any) -> Any:
 
 def _is_plain(result: Any) -> bool:
     """Whether `result` is an answer by itself, not something to await or to iterate."""
-    if result is None or type(result) in _PLAIN:
+    if type(result) in _PLAIN:
         return True
     return not (
         inspect.isawaitable(result)
@@ -281,4 +305,4 @@ def _is_plain(result: Any) -> bool:
     )
 
 
-_PLAIN = frozenset({int, float, str, bytes, bool, list, dict, tuple, set})
+_PLAIN = frozenset({type(None), int, float, str, bytes, bool, list, dict, tuple, set})

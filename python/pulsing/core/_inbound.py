@@ -11,7 +11,7 @@ from pulsing import _core
 from pulsing.core._bridge import DISPLACED
 from pulsing.core._cell import Cell
 from pulsing.core._delivery import Delivery
-from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec, receive_of
+from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec
 from pulsing.core._life import STOPPED
 from pulsing.core._pickle import loads
 from pulsing.core._propagate import arrive
@@ -196,15 +196,18 @@ class Inlet:
             args,
             kwargs,
             reply,
-            sender=call.sender,
-            chain=tuple(call.chain),
-            deadline=None if call.timeout is None else loop.time() + call.timeout,
-            limit=call.timeout,
-            trace=call.trace,
-            carried=carried,
-            no_wait=call.no_wait,
-            one_way=call.one_way,
         )
+        d.sender = call.sender
+        d.chain = tuple(call.chain)
+        d.deadline = None if call.timeout is None else loop.time() + call.timeout
+        d.limit = call.timeout
+        d.trace = call.trace
+        d.carried = carried
+        d.no_wait = call.no_wait
+        d.one_way = call.one_way
+        d.cell = cell
+        if d.expired():
+            return
         cell.mailbox.deliver(d)
         if not remote.done and not call.one_way:
             self._bridge.handlers[call.token] = lambda _: d.cancel(stopped(cell))
@@ -240,9 +243,11 @@ def resolve_call(cell: Cell, op: int, name: str, args: tuple[Any, ...], kwargs: 
         PulsingUnsupportedError: A message for an actor without `receive`.
     """
     methods = cell.methods
+    if op == OP_CALL and name in methods:
+        return methods[name], args, kwargs
     if op == OP_AUTO:
         message = args[0]
-        by_name = isinstance(message, str) and message in methods and receive_of(type(cell.instance)) is None
+        by_name = isinstance(message, str) and message in methods and cell.receive is None
         op, name, args = (OP_CALL, message, ()) if by_name else (OP_MESSAGE, "", args)
     if op == OP_CALL:
         spec = methods.get(name)
@@ -257,7 +262,7 @@ def resolve_call(cell: Cell, op: int, name: str, args: tuple[Any, ...], kwargs: 
             raise AttributeError(f"attribute {name!r} of actor {cell.label} {what}")
         return _GET, (name,), {}
     if op == OP_MESSAGE:
-        receive = receive_of(type(cell.instance))
+        receive = cell.receive
         if receive is None:
             raise PulsingUnsupportedError(
                 f"actor {cell.label} has no receive() for messages; its methods: {', '.join(sorted(methods)) or 'none'}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pulsing.core._actor import Delayer
 from pulsing.core._context import CallContext, current
+from pulsing.core._dispatch import methods_of, receive_of
 from pulsing.core._refusals import stopped
 from pulsing.core._supervision import RestartBudget, RestartPolicy
 from pulsing.core._threads import run_in_thread
@@ -69,6 +70,8 @@ class Life:
         """Takes `instance` as the actor's object and tells it who it is."""
         cell = self._cell
         cell.instance = instance
+        cell.methods = methods_of(type(instance))
+        cell.receive = receive_of(type(instance))
         with contextlib.suppress(AttributeError, TypeError):
             object.__setattr__(instance, "_pulsing_cell", cell)
         if getattr(instance, "delayed", None) is None:

@@ -53,7 +53,7 @@ class Mailbox:
             return
         d.cell = cell
         spec = d.spec
-        raw = cell.id.raw
+        raw = cell.raw
         handlers = cell.handlers
         if raw in d.chain and handlers.exclusive is not None:
             if spec.exclusive:
@@ -82,11 +82,9 @@ class Mailbox:
             d.arm()
 
     def post(self, d: Delivery) -> None:
-        """`deliver`, but an inline method runs in a turn of its own."""
+        """`deliver`, but the handler begins in a later turn of the loop."""
         cell = self._cell
-        if cell.state < STOPPING and not d.spec.exclusive:
-            self.deliver(d)
-        elif cell.state >= STOPPING:
+        if cell.state >= STOPPING:
             self._refuse(d)
         elif len(self._waiting) < self.capacity:
             d.cell = cell
@@ -101,8 +99,11 @@ class Mailbox:
         waiting = self._waiting
         handlers = self._cell.handlers
         while waiting and handlers.can_start(waiting[0].spec):
-            handlers.start(waiting.popleft())
-            self._admit()
+            d = waiting.popleft()
+            if not d.expired():
+                handlers.start(d)
+            if self._overflow:
+                self._admit()
 
     def pump_soon(self) -> None:
         """`pump` in a turn of its own, if anything waits."""

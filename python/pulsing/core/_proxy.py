@@ -34,7 +34,7 @@ class ActorProxy:
     proxy's own.
     """
 
-    __slots__ = ("_methods", "_options", "_ref")
+    # No slots: methods that were looked up stay in the instance.
 
     def __init__(self, ref: ActorRef, methods: Any = None, options: Options | None = None) -> None:
         self._ref = ref
@@ -96,7 +96,8 @@ class ActorProxy:
             raise AttributeError(f"no method {name!r}: names with an underscore and hooks are not called from outside")
         if self._methods is not None and name not in self._methods:
             raise AttributeError(f"no method {name!r}; the actor has: {', '.join(sorted(self._methods)) or 'none'}")
-        return BoundMethod(self._ref, name, self._options)
+        method = self.__dict__[name] = BoundMethod(self._ref, name, self._options)
+        return method
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *(self._methods or ())})
@@ -141,9 +142,9 @@ class BoundMethod:
         """The same method, called otherwise; see `ActorProxy.options`."""
         return BoundMethod(self._ref, self._name, Options(timeout, no_wait))
 
-    async def tell(self, *args: Any, **kwargs: Any) -> None:
+    def tell(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, None]:
         """Calls the method without waiting for an answer."""
-        await self._ref._tell(OP_CALL, self._name, args, kwargs, self._options)
+        return self._ref._tell(OP_CALL, self._name, args, kwargs, self._options)
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._ref._ask(OP_GET, self._name, (), {}, self._options).__await__()

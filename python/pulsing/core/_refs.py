@@ -7,7 +7,7 @@ from sys import modules
 from typing import TYPE_CHECKING, Any, Final
 
 from pulsing.core._arguments import ask_streaming, carries_stream, no_stream_in_tell
-from pulsing.core._context import current
+from pulsing.core._context import CallContext, current
 from pulsing.core._delivery import Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_MESSAGE
 from pulsing.core._ids import ActorId, NodeId
@@ -60,17 +60,19 @@ _TURN = 32
 class ActorRef:
     """One actor on one node. Comparable, hashable, and may be sent in messages."""
 
-    __slots__ = ("_name", "_system", "actor_id", "node_id")
+    __slots__ = ("_local", "_name", "_raw", "_system", "actor_id", "node_id")
 
     def __init__(self, system: ActorSystem, node_id: NodeId, actor_id: ActorId, name: str | None = None) -> None:
         self._system = system
         self.node_id = node_id
         self.actor_id = actor_id
         self._name = name
+        self._raw = actor_id.raw
+        self._local = node_id == system.node_id
 
     def is_local(self) -> bool:
         """True when the actor lives on this system's node."""
-        return self.node_id == self._system.node_id
+        return self._local
 
     async def ask(self, msg: Any, *, timeout: Timeout = DEFAULT, no_wait: bool = False) -> Any:
         """Sends a message to the actor's `receive` and returns its answer.
@@ -118,55 +120,67 @@ class ActorRef:
         limit = options.timeout
         if isinstance(limit, _Default):
             limit = system.default_timeout
-        deadline = None if limit is None else loop.time() + limit
-        if context is not None and context.deadline is not None and loop is context.cell.system.loop:
-            # Nested calls inherit the remainder (R5).
-            if deadline is None or context.deadline < deadline:
-                deadline = context.deadline
-                limit = max(0.0, deadline - loop.time())
-            if limit == 0.0:
-                raise PulsingTimeoutError(f"{self._label()}.{name or 'receive'} (its caller's deadline had passed)")
         trace, carried = None if context is None else context.trace, None
         if chosen.active or OTEL in modules:
             trace, carried = gather(context)
-        if self.node_id != system.node_id or loop is not system.loop:
+        if not self._local or loop is not system.loop:
+            if context is not None:
+                limit = self._remainder(loop, context, limit, name)
             return await remote_ask(self, op, name, args, kwargs, limit, options.no_wait, context, trace, carried)
-        cell = system.cell(self.actor_id)
+        cell = system.cell_of(self._raw)
         if cell is None:
             raise self._missing()
-        spec, args, kwargs = resolve_call(cell, op, name, args, kwargs)
+        if op == OP_CALL and name in cell.methods:
+            spec = cell.methods[name]
+        else:
+            spec, args, kwargs = resolve_call(cell, op, name, args, kwargs)
+        reply = LocalReply(loop, system.debug_copy)
         if system.debug_copy:
             args, kwargs = system.copied((args, kwargs))
-        reply = LocalReply(loop, system.debug_copy)
-        d = Delivery(
-            loop,
-            spec,
-            args,
-            kwargs,
-            reply,
-            sender=None if context is None else context.cell.id.raw,
-            chain=() if context is None else context.chain_now(),
-            deadline=deadline,
-            limit=limit,
-            trace=trace,
-            carried=carried,
-            no_wait=options.no_wait,
-        )
+        d = Delivery(loop, spec, args, kwargs, reply)
         reply.delivery = d
+        if context is not None:
+            limit = self._remainder(loop, context, limit, name)
+            d.sender = context.cell.raw
+            if context.chain:
+                d.chain = context.chain_now()
+        if trace is not None:
+            d.trace = trace
+        if carried is not None:
+            d.carried = carried
+        if limit is not None:
+            d.limit = limit
+            d.deadline = loop.time() + limit
+        if options.no_wait:
+            d.no_wait = True
         system.counts.local += 1
         cell.mailbox.deliver(d)
         if reply.done:
+            # No future and no turn of the loop, but for one turn in a while: others want to run, too.
             system.inline += 1
             if system.inline % _TURN == 0:
                 await asyncio.sleep(0)
             return reply.take()
-        reply.future = loop.create_future()
+        future = reply.future = loop.create_future()
         try:
-            await reply.future
+            await future
         except asyncio.CancelledError:
             d.abandon()
             raise
         return reply.take()
+
+    def _remainder(
+        self, loop: asyncio.AbstractEventLoop, context: CallContext, limit: float | None, name: str
+    ) -> float | None:
+        """What nested calls inherit of their caller's limit (R5)."""
+        if context.deadline is None or loop is not context.cell.system.loop:
+            return limit
+        left = max(0.0, context.deadline - loop.time())
+        if limit is not None and limit <= left:
+            return limit
+        if left == 0.0:
+            raise PulsingTimeoutError(f"{self._label()}.{name or 'receive'} (its caller's deadline had passed)")
+        return left
 
     async def _tell(
         self, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options = _PLAIN
@@ -179,42 +193,44 @@ class ActorRef:
         trace, carried = None if context is None else context.trace, None
         if chosen.active or OTEL in modules:
             trace, carried = gather(context)
-        if self.node_id != system.node_id or loop is not system.loop:
+        if not self._local or loop is not system.loop:
             remote_tell(self, op, name, args, kwargs, options.no_wait, context, trace, carried)
             return
-        cell = system.cell(self.actor_id)
+        cell = system.cell_of(self._raw)
         if cell is None:
             raise self._missing()
-        spec, args, kwargs = resolve_call(cell, op, name, args, kwargs)
+        if op == OP_CALL and name in cell.methods:
+            spec = cell.methods[name]
+        else:
+            spec, args, kwargs = resolve_call(cell, op, name, args, kwargs)
         if system.debug_copy:
             args, kwargs = system.copied((args, kwargs))
-        failure = _TellReply()
-        d = Delivery(
-            loop,
-            spec,
-            args,
-            kwargs,
-            failure,
-            sender=None if context is None else context.cell.id.raw,
-            trace=trace,
-            carried=carried,
-            no_wait=options.no_wait,
-            one_way=True,
-        )
+        d = Delivery(loop, spec, args, kwargs, _NOBODY)
+        d.one_way = True
+        if context is not None:
+            d.sender = context.cell.raw
+        if trace is not None:
+            d.trace = trace
+        if carried is not None:
+            d.carried = carried
         system.counts.local += 1
-        if cell.mailbox.full and not options.no_wait:
+        # Never run here and now: a tell returns before its message is handled.
+        if options.no_wait:
+            d.no_wait = True
+            failure = d.reply = _TellReply()
+            cell.mailbox.post(d)
+            if failure.failure is not None:
+                raise failure.failure
+        elif cell.mailbox.full:
             room = d.acceptance()
-            cell.mailbox.deliver(d)
+            cell.mailbox.post(d)
             try:
                 await room
             except asyncio.CancelledError:
                 d.abandon()
                 raise
         else:
-            # Never run here and now: a tell returns before its message is handled.
             cell.mailbox.post(d)
-        if options.no_wait and failure.failure is not None:
-            raise failure.failure
 
     def _label(self) -> str:
         return self._name or str(self.actor_id)
@@ -238,6 +254,9 @@ class ActorRef:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild_ref, (self.node_id.raw, self.actor_id.raw, self._name)
+
+
+_NOBODY = NoReply()
 
 
 class _TellReply(NoReply):

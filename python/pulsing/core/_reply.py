@@ -57,20 +57,24 @@ class NoReply:
 class LocalReply:
     """For a caller on the actor's own loop: objects pass by reference (R15)."""
 
-    __slots__ = ("_credit", "_loop", "_reader", "_resume", "copy", "delivery", "done", "failure", "future", "result")
+    # No slots: most answers are one value, and what is not set costs nothing.
+    copy = False
+    """Pass copies (`PULSING_DEBUG_COPY`)."""
+    done = False
+    result: Any = None
+    failure: BaseException | None = None
+    future: asyncio.Future[None] | None = None
+    """What the caller waits for, if it has to."""
+    delivery: Delivery | None = None
+    # Weak: the consumer alone keeps its reader alive, and ends the producer by dropping it.
+    _reader: weakref.ref[StreamReader] | None = None
+    _credit = WINDOW
+    _resume: asyncio.Future[None] | None = None
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, copy: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, copy: bool = False) -> None:
         self._loop = loop
-        self.copy = copy
-        self.done = False
-        self.result: Any = None
-        self.failure: BaseException | None = None
-        self.future: asyncio.Future[None] | None = None
-        self.delivery: Delivery | None = None
-        # Weak: the consumer alone keeps its reader alive, and ends the producer by dropping it.
-        self._reader: weakref.ref[StreamReader] | None = None
-        self._credit = WINDOW
-        self._resume: asyncio.Future[None] | None = None
+        if copy:
+            self.copy = True
 
     def _settle(self) -> None:
         self.done = True
@@ -79,8 +83,10 @@ class LocalReply:
 
     def value(self, value: Any) -> None:
         if not self.done:
-            self.result = self._copied(value)
-            self._settle()
+            self.result = self._copied(value) if self.copy else value
+            self.done = True
+            if self.future is not None and not self.future.done():
+                self.future.set_result(None)
 
     def error(self, error: BaseException) -> None:
         if self._reader is not None:
@@ -100,7 +106,7 @@ class LocalReply:
         return result
 
     def _copied(self, value: Any) -> Any:
-        if not self.copy or isinstance(value, Message):
+        if isinstance(value, Message):
             return value
         from pulsing.core._pickle import copied
 
@@ -132,7 +138,7 @@ class LocalReply:
         if self._credit == 0:
             return False
         self._credit -= 1
-        reader.push(self._copied(item))
+        reader.push(self._copied(item) if self.copy else item)
         return True
 
     async def wait_credit(self) -> None:

@@ -95,7 +95,7 @@ class PythonActorService:
 
     def has_actor(self, raw: bytes) -> str | None:
         """The name, or "", of a running actor; None if it does not live here."""
-        cell = self._system.cell(ActorId(raw))
+        cell = self._system.cell_of(raw)
         return None if cell is None else cell.name or ""
 
     def list_actors(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
+from pulsing.core._bridge import bridge_of
 from pulsing.exceptions import PulsingTimeoutError
 
 WINDOW = 64
@@ -111,7 +112,9 @@ class StreamReader:
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(self._idle, self._expire) if self._idle is not None else None
+        timer = None
+        if self._idle is not None:
+            timer = bridge_of(self._loop).timers.at(self._loop.time() + self._idle, self._expire)
         try:
             await self._waiter
         finally:

@@ -77,11 +77,14 @@ class ActorSystem:
     def __init__(self, core: _core.System, bridge: LoopBridge, config: SystemConfig) -> None:
         self.core = core
         self.loop = bridge.loop
+        self.timers = bridge.timers
         self.config = config
         self.default_timeout = config.default_timeout
         self.debug_copy = os.environ.get("PULSING_DEBUG_COPY") == "1"
         self.counts = Counts()
         self.inline = 0
+        self.nesting = 0
+        """First steps of handlers that run within each other."""
         self.is_shut_down = False
         self._bridge = bridge
         self._node_id = NodeId(core.node_id)
@@ -544,6 +547,10 @@ class ActorSystem:
     def cell(self, actor: ActorId) -> Cell | None:
         """A running actor of this node."""
         return self._cells.get(actor.raw)
+
+    def cell_of(self, raw: bytes) -> Cell | None:
+        """A running actor of this node, by its raw id."""
+        return self._cells.get(raw)
 
     def cells(self) -> Sequence[Cell]:
         """The actors of this node."""
