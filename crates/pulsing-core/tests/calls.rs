@@ -180,6 +180,53 @@ async fn deadlines_and_cancellation_free_the_callee() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn test_r5_a_small_call_behind_a_large_one_is_cancelled_too() {
+    let a = node(&[]).await;
+    let b = node(&[&a]).await;
+    let (begun, gone) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let target = a.spawn(Busy(Arc::clone(&begun), Arc::clone(&gone)), named("busy")).await.unwrap().target();
+    b.resolve("busy", None, Duration::from_secs(2)).await.unwrap();
+    for round in 0..200 {
+        let large = raw("").with_buffers(vec![Bytes::from(vec![0; 1 << 20])]);
+        b.tell(target, large, CallOptions::default()).unwrap();
+        // It follows the large one through the bulk lane; its cancellation has the small lane for itself.
+        let forever = CallOptions { timeout: None, ..CallOptions::default() };
+        let caller = b.clone();
+        let call = tokio::spawn(async move { caller.call(target, raw("hang"), forever).await });
+        let until = Instant::now() + Duration::from_micros(20) * round;
+        while Instant::now() < until {
+            tokio::task::yield_now().await;
+        }
+        call.abort();
+        let _ = call.await;
+    }
+    // In order: what came before it has begun, or never will.
+    ask(&b, target, "ping").await.unwrap();
+    eventually("no handler runs for nobody", Duration::from_secs(5), || {
+        begun.load(Ordering::SeqCst) == gone.load(Ordering::SeqCst)
+    })
+    .await;
+}
+
+/// Hangs, each call by itself, until it is given up.
+struct Busy(Arc<AtomicU64>, Arc<AtomicU64>);
+
+impl Actor for Busy {
+    async fn receive(&mut self, call: Call, _ctx: &Context) {
+        if call.payload.head == "hang" {
+            let (begun, gone) = (Arc::clone(&self.0), Arc::clone(&self.1));
+            begun.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(async move {
+                call.responder.cancel_signal().cancelled().await;
+                gone.fetch_add(1, Ordering::SeqCst);
+            });
+        } else {
+            call.responder.value(raw("pong"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_unanswered_stopped_or_panicking_actor_is_an_error_not_silence() {
     struct Bad;
     impl Actor for Bad {

@@ -127,12 +127,12 @@ impl Link {
             message: 0,
             after: 0,
         };
+        let key = Key::Pair(options.sender, actor);
         if mode == Mode::Ask {
             self.calls.lock().insert(id, Arc::clone(outcall));
-            outcall.set_route(Route::Link(Arc::downgrade(self), id));
+            outcall.set_route(Route::Link(Arc::downgrade(self), id, key));
         }
         self.metrics.messages_sent.inc();
-        let key = Key::Pair(options.sender, actor);
         let mut state = self.state.lock();
         match &mut *state {
             State::Dialling(queue) => queue.push(Queued { key, header, payload }),
@@ -142,19 +142,24 @@ impl Link {
                 drop(state);
                 self.calls.lock().remove(&id);
                 outcall.event(ReplyEvent::Error(error));
+                return;
             }
+        }
+        drop(state);
+        // Given up before it was sent: what told the callee so came before the call.
+        if mode == Mode::Ask && outcall.is_over() {
+            self.cancel(id, key);
         }
     }
 
     /// Tells the callee that nobody waits for this call any more.
-    pub fn cancel(&self, id: u64) {
+    pub fn cancel(&self, id: u64, key: Key) {
         self.calls.lock().remove(&id);
         let mut state = self.state.lock();
         match &mut *state {
             State::Dialling(queue) => queue.retain(|q| q.header.call != id),
             State::Open(outbox) => {
-                outbox.abandon(id);
-                outbox.send_now(Kind::Cancel, &RefHeader { id });
+                outbox.cancel(key, id);
             }
             State::Closed(_) => {}
         }

@@ -51,6 +51,13 @@ struct BulkMessage {
     left: usize,
 }
 
+impl BulkMessage {
+    /// A frame without a body.
+    fn bare(key: Key, frame: Bytes) -> Self {
+        Self { key, call: 0, id: 0, frame, first: 0, segments: VecDeque::new(), left: 0 }
+    }
+}
+
 enum Bulk {
     Message(BulkMessage),
     /// Messages of this call are no longer wanted.
@@ -122,16 +129,32 @@ impl Outbox {
         let mut order = self.order.lock();
         let head = encode(kind, header, 0);
         if order.outstanding.contains_key(&key) {
-            let message =
-                BulkMessage { key, call: 0, id: 0, frame: head, first: 0, segments: VecDeque::new(), left: 0 };
-            let _ = self.bulk.send(Bulk::Message(message));
+            let _ = self.bulk.send(Bulk::Message(BulkMessage::bare(key, head)));
         } else {
             order.small_sent += 1;
             let _ = self.small.send(Frame { head, body: None });
         }
     }
 
-    /// Sends a frame without a body at once: credit, cancellation and receipts are ordered with nothing.
+    /// Tells the peer that `call`, one of `key`'s, is given up.
+    ///
+    /// At once, so that a handler ends although its caller still sends something large. And where the call itself may be on its
+    /// way through the bulk lane, once more behind it: the first one overtook it and meant nothing to the peer, whose
+    /// handler would run on for nobody (R5).
+    pub fn cancel(&self, key: Key, call: u64) {
+        let order = self.order.lock();
+        let frame = encode(Kind::Cancel, &RefHeader { id: call }, 0);
+        // Most calls have nothing under way there.
+        if !order.messages.is_empty() {
+            let _ = self.bulk.send(Bulk::Abandon(call));
+        }
+        if order.outstanding.contains_key(&key) {
+            let _ = self.bulk.send(Bulk::Message(BulkMessage::bare(key, frame.clone())));
+        }
+        let _ = self.small.send(Frame { head: frame, body: None });
+    }
+
+    /// Sends a frame without a body at once: credit and receipts are ordered with nothing.
     pub fn send_now(&self, kind: Kind, header: &impl Message) {
         let _ = self.small.send(Frame { head: encode(kind, header, 0), body: None });
     }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::deadline::{DeadlineKey, Deadlines};
 use super::link::Link;
+use super::outbox::Key;
 use crate::call::{CallControl, CancelSignal, ReplyEvent, ReplySink};
 use crate::error::Error;
 use crate::stream::Credit;
@@ -15,8 +16,8 @@ use crate::system::Target;
 
 /// How the callee is reached.
 pub enum Route {
-    /// Across a link, under this call number.
-    Link(Weak<Link>, u64),
+    /// Across a link, under this call number, in order with the other calls of the key.
+    Link(Weak<Link>, u64, Key),
     /// In this process.
     Local(CancelSignal, Arc<Credit>),
 }
@@ -73,6 +74,11 @@ impl Outcall {
         }
     }
 
+    /// Whether nothing may follow any more.
+    pub fn is_over(&self) -> bool {
+        *self.phase.lock() == Phase::Done
+    }
+
     fn expire(&self, target: Target, after: Duration) {
         let mut phase = self.phase.lock();
         if *phase == Phase::Waiting {
@@ -86,9 +92,9 @@ impl Outcall {
 
     fn cancel_callee(&self) {
         match self.route.get() {
-            Some(Route::Link(link, id)) => {
+            Some(Route::Link(link, id, key)) => {
                 if let Some(link) = link.upgrade() {
-                    link.cancel(*id);
+                    link.cancel(*id, *key);
                 }
             }
             Some(Route::Local(cancel, _)) => cancel.fire(),
@@ -138,7 +144,7 @@ impl CallControl for Outcall {
     }
     fn grant(&self, items: u32) {
         match self.route.get() {
-            Some(Route::Link(link, id)) => {
+            Some(Route::Link(link, id, _)) => {
                 if let Some(link) = link.upgrade() {
                     link.grant(*id, items);
                 }
