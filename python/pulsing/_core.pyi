@@ -224,8 +224,53 @@ class System:
             CoreError: name_taken, invalid_name.
         """
 
-    def unregister(self, actor: bytes) -> bool:
-        """Takes an actor off the node; False if it was not there."""
+    def withdraw(self, actor: bytes) -> None:
+        """Takes an actor's name off the cluster, and frees it here; its id still reaches it. Idempotent."""
+
+    def unregister(self, actor: bytes, reason: str = "stopped", error: str = ...) -> bool:
+        """Takes an actor that has ended off the node, and tells who watches it; False if it was not there.
+
+        Args:
+            actor: Its id.
+            reason: stopped, failed, killed or node_left.
+            error: What it failed with.
+
+        Raises:
+            ValueError: None of these.
+        """
+
+    def watch_actor(self, bridge: Bridge, token: int, node: bytes, actor: bytes) -> WatchHandle:
+        """Reports ``(reason, error)`` to `token` when an actor has ended, wherever it lives; at once if it has."""
+
+    def end(
+        self,
+        bridge: Bridge,
+        token: int,
+        node: bytes,
+        actor: bytes,
+        how: str,
+        grace: float | None = None,
+        error: str = ...,
+    ) -> None:
+        """Ends an actor, here or on another node, and reports ``(reason, error)`` to `token` when it has ended.
+
+        Args:
+            bridge: Where the report goes.
+            token: Its token.
+            node: The actor's node.
+            actor: The actor.
+            how: drain, stop, kill or fail.
+            grace: Seconds that running handlers get; None: 5.
+            error: What it fails with.
+
+        Raises:
+            ValueError: Another way to end, or a negative grace.
+        """
+
+    def link(
+        self, bridge: Bridge, token: int, one: tuple[bytes, bytes], other: tuple[bytes, bytes], linked: bool
+    ) -> None:
+        """Links two actors, each ``(node, actor)``, or undoes that, and reports to `token`."""
 
     def set_metadata(self, actor: bytes, metadata: dict[str, str]) -> bool:
         """Replaces the metadata published with an actor's name; False if it is not there.
@@ -405,6 +450,13 @@ class TestNetwork:
         Raises:
             ValueError: No such host.
         """
+
+@final
+class WatchHandle:
+    """A watch of one actor. Dropped, it ends."""
+
+    def cancel(self) -> None:
+        """Ends the watch. Idempotent."""
 
 def runtime_started() -> bool:
     """True in the process that started the runtime's threads, until they are stopped."""

@@ -24,13 +24,14 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from pulsing.core import _global
 from pulsing.core._ids import ActorId, NodeId
+from pulsing.core._life import STOP_GRACE
 from pulsing.core._lifecycle import check_fork
 from pulsing.core._loop_thread import LoopThread
 from pulsing.core._proxy import ActorProxy, BoundMethod
 from pulsing.core._refs import DEFAULT, ActorRef, Timeout
 from pulsing.core._remote import ActorClass
 from pulsing.core._streams import WINDOW, StreamReader
-from pulsing.core._system import STOP_GRACE, ActorSystem
+from pulsing.core._system import ActorSystem
 from pulsing.core._threads import refuse_on_a_loop, wait_for
 from pulsing.core.messaging import Message
 from pulsing.exceptions import PulsingRuntimeError

@@ -33,5 +33,6 @@ pub use net::transport::Transport;
 pub use payload::{Codec, Payload};
 pub use stream::{Credit, ItemStream, StreamSink};
 pub use system::{
-    ActorSpec, Displaced, Endpoint, Instance, Member, MemberState, Security, System, SystemConfig, Target,
+    ActorSpec, Displaced, Ending, Endpoint, Instance, Member, MemberState, Reason, Security, System, SystemConfig,
+    Target, Terminated, Watch, WatchGuard,
 };

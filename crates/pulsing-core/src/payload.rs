@@ -17,6 +17,8 @@ impl Codec {
     pub const JSON: Codec = Codec(2);
     /// The worker protocol (`proto/worker.proto`): `head` is a protobuf message, `buffers[0]` the client's JSON body.
     pub const WORKER: Codec = Codec(3);
+    /// What nodes ask each other for: to watch, end and link actors.
+    pub const NODE: Codec = Codec(4);
 }
 
 /// Bytes of a frame's header, 64 KiB in all, that may list the lengths of buffers.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use pulsing_core::{ActorId, ActorSpec, Call, CallOptions, Endpoint, Error, Reply, Target};
+use pulsing_core::{ActorId, ActorSpec, Call, CallOptions, Ending, Endpoint, Error, Reply, Target};
 
 /// Panics on the network's own threads when told to.
 struct Brittle;
@@ -28,6 +28,9 @@ impl Endpoint for Brittle {
             }
             _ => call.responder.value(raw("fine")),
         }
+    }
+    fn end(&self, _ending: Ending) {
+        panic!("told to end");
     }
 }
 
@@ -56,6 +59,7 @@ async fn test_r7_a_panic_of_an_endpoint_is_an_error_of_its_call_and_of_no_other(
             };
             assert_eq!(items.next().await.unwrap().unwrap().head, "one");
             assert_eq!(panic_of(&items.next().await.unwrap().unwrap_err()), "in a stream");
+            system.signal(target, Ending::Kill);
             // The link, the actor and every lock live on.
             assert_eq!(ask(system, target, "x").await.unwrap().head, "fine");
         }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::*;
-use pulsing_core::{CallOptions, Error, MemberState, System, observe};
+use pulsing_core::{CallOptions, Error, MemberState, Reason, System, observe};
 
 /// Not a test: a node for the tests below, which run it in processes of its own.
 #[test]
@@ -96,6 +96,7 @@ async fn kill_9_is_seen_by_all_and_fails_the_calls_that_were_out() {
     let victim = nodes.pop().unwrap();
     until_all(&nodes, &victim.addr, |s| s == Some(MemberState::Alive), Duration::from_secs(5)).await;
     let target = seed.resolve("n4", None, Duration::from_secs(2)).await.unwrap().target;
+    let watch = seed.watch(target);
     let mut asks = Vec::new();
     for _ in 0..100 {
         let seed = seed.clone();
@@ -112,6 +113,9 @@ async fn kill_9_is_seen_by_all_and_fails_the_calls_that_were_out() {
     let down = |s: Option<MemberState>| matches!(s, None | Some(MemberState::Down));
     let took = until_all(&nodes, &victim.addr, down, Duration::from_secs(2)).await;
     eventually("its name is gone", Duration::from_secs(1), || seed.instances("n4").is_empty()).await;
+    // R9: whoever watched its actor was told the same.
+    let ended = tokio::time::timeout(Duration::from_secs(1), watch).await.unwrap().unwrap();
+    assert_eq!(ended.reason, Reason::NodeLost);
     println!("seen by all after {took:?}");
 }
 
@@ -121,9 +125,13 @@ async fn a_paused_process_kills_nobody_and_comes_back() {
     let mut nodes: Vec<_> = (0..3).map(|i| Node::start(&seed, &format!("p{i}"))).collect();
     let paused = nodes.pop().unwrap();
     until_all(&nodes, &paused.addr, |s| s == Some(MemberState::Alive), Duration::from_secs(5)).await;
+    let silent = seed.resolve("p2", None, Duration::from_secs(2)).await.unwrap().target;
+    let watch = seed.watch(silent);
     paused.signal("-STOP");
     let down = |s: Option<MemberState>| matches!(s, None | Some(MemberState::Down));
     until_all(&nodes, &paused.addr, down, Duration::from_secs(8)).await;
+    let ended = tokio::time::timeout(Duration::from_secs(8), watch).await.unwrap().unwrap();
+    assert_eq!(ended.reason, Reason::NodeLost);
     paused.signal("-CONT");
     // Others must never be seen as down while it finds out (M2).
     let begun = std::time::Instant::now();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pulsing_core::{Error, Payload, ReplyEvent};
+use pulsing_core::{Ending, Error, Payload, ReplyEvent};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -21,6 +21,7 @@ const CREDIT: u8 = 7;
 const DONE: u8 = 8;
 const CHANGED: u8 = 9;
 const DISPLACED: u8 = 10;
+const ENDING: u8 = 11;
 
 /// `(kind, token, ...)`.
 pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> PyResult<Bound<'py, PyTuple>> {
@@ -36,6 +37,15 @@ pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> P
         Event::Cancelled(token) => (CANCELLED, token).into_pyobject(py),
         Event::Credit(token) => (CREDIT, token).into_pyobject(py),
         Event::Done(token, Ok(build)) => (DONE, token, build(py)?).into_pyobject(py),
+        Event::Ending { key, ending } => {
+            let (how, grace, error) = match ending {
+                Ending::Drain => ("drain", None, None),
+                Ending::Stop { grace } => ("stop", Some(grace.as_secs_f64()), None),
+                Ending::Kill => ("kill", None, None),
+                Ending::Fail { error } => ("fail", None, Some(error)),
+            };
+            (ENDING, key, how, grace, error).into_pyobject(py)
+        }
         Event::Changed(token) => (CHANGED, token).into_pyobject(py),
         Event::Displaced(token, how) => (DISPLACED, token, how).into_pyobject(py),
     }

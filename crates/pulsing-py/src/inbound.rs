@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pulsing_core::{ActorId, AppError, Call, Credit, Displaced, Endpoint, Error, Mode, Payload, Responder, StreamSink};
+use pulsing_core::{
+    ActorId, AppError, Call, Credit, Displaced, Ending, Endpoint, Error, Mode, Payload, Responder, StreamSink,
+};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -33,6 +35,9 @@ impl Endpoint for QueueEndpoint {
     }
     fn displaced(&self, loss: &Displaced) {
         self.queue.push(Event::Displaced(self.key, loss.to_string()));
+    }
+    fn end(&self, ending: Ending) {
+        self.queue.push(Event::Ending { key: self.key, ending });
     }
 }
 

@@ -22,6 +22,7 @@ mod runtime;
 mod serving;
 mod system;
 mod testing;
+mod watching;
 
 #[pymodule]
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -34,6 +35,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<system::System>()?;
     m.add_class::<testing::TestHost>()?;
     m.add_class::<testing::TestNetwork>()?;
+    m.add_class::<watching::WatchHandle>()?;
     m.add_function(wrap_pyfunction!(runtime::stop_runtime, m)?)?;
     m.add_function(wrap_pyfunction!(runtime::runtime_started, m)?)?;
     m.add_function(wrap_pyfunction!(logging::init_logging, m)?)?;

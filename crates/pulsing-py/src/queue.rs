@@ -24,6 +24,13 @@ pub(crate) enum Event {
     Credit(u64),
     /// The operation started with this token is over.
     Done(u64, Result<Build, pulsing_core::Error>),
+    /// The actor registered with `key` is to end.
+    Ending {
+        /// Its key.
+        key: u64,
+        /// How.
+        ending: pulsing_core::Ending,
+    },
     /// What was watched with this token changed.
     Changed(u64),
     /// The actor registered with this token lost its name, as told.

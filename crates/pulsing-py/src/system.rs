@@ -21,6 +21,7 @@ use crate::inbound::QueueEndpoint;
 use crate::payload::{self, Owner};
 use crate::queue::{Build, Event, Queue};
 use crate::testing::TestHost;
+use crate::watching::{self, WatchHandle};
 use crate::{convert, errors, runtime};
 
 /// A running node.
@@ -165,10 +166,67 @@ impl System {
         runtime::check_fork()?;
         self.core.check_vacant(name, unique).map_err(|error| errors::raise(py, &error))
     }
-    fn unregister(&self, actor: &[u8]) -> PyResult<bool> {
+    fn withdraw(&self, actor: &[u8]) -> PyResult<()> {
         runtime::check_fork()?;
         let _guard = self.runtime.enter();
-        Ok(self.core.unregister(actor_id(actor)?))
+        self.core.withdraw(actor_id(actor)?);
+        Ok(())
+    }
+    #[pyo3(signature = (actor, reason = "stopped", error = String::new()))]
+    fn unregister(&self, actor: &[u8], reason: &str, error: String) -> PyResult<bool> {
+        runtime::check_fork()?;
+        let _guard = self.runtime.enter();
+        Ok(self.core.unregister(actor_id(actor)?, watching::reason(reason, error)?))
+    }
+    /// Completes with `(reason, error)` when the actor has ended.
+    fn watch_actor(&self, bridge: &Bridge, token: u64, node: &[u8], actor: &[u8]) -> PyResult<WatchHandle> {
+        runtime::check_fork()?;
+        let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
+        let _guard = self.runtime.enter();
+        let guard = self.core.on_end(target, watching::hook(bridge.queue(), token));
+        Ok(WatchHandle::new(guard, self.runtime.clone()))
+    }
+    /// Ends an actor and completes with `(reason, error)` when it has ended.
+    #[pyo3(signature = (bridge, token, node, actor, how, grace = None, error = String::new()))]
+    fn end(
+        &self,
+        bridge: &Bridge,
+        token: u64,
+        node: &[u8],
+        actor: &[u8],
+        how: &str,
+        grace: Option<f64>,
+        error: String,
+    ) -> PyResult<()> {
+        runtime::check_fork()?;
+        let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
+        let ending = watching::ending(how, seconds("grace", grace)?, error)?;
+        let core = self.core.clone();
+        report(&self.runtime, bridge.queue(), token, async move {
+            core.end(target, ending).await.map(|ended| watching::told(&ended.reason))
+        });
+        Ok(())
+    }
+    /// Links two actors, each `(node, actor)`, or undoes that.
+    fn link(
+        &self,
+        bridge: &Bridge,
+        token: u64,
+        one: (Vec<u8>, Vec<u8>),
+        other: (Vec<u8>, Vec<u8>),
+        linked: bool,
+    ) -> PyResult<()> {
+        runtime::check_fork()?;
+        let target = |(node, actor): &(Vec<u8>, Vec<u8>)| -> PyResult<Target> {
+            Ok(Target { node: node_id(node)?, actor: actor_id(actor)? })
+        };
+        let (one, other) = (target(&one)?, target(&other)?);
+        let core = self.core.clone();
+        report(&self.runtime, bridge.queue(), token, async move {
+            if linked { core.link(one, other).await } else { core.unlink(one, other).await }?;
+            Ok(none())
+        });
+        Ok(())
     }
     fn set_metadata(&self, py: Python<'_>, actor: &[u8], metadata: BTreeMap<String, String>) -> PyResult<bool> {
         runtime::check_fork()?;

@@ -6,14 +6,17 @@ from pulsing.core._config import SystemConfig
 from pulsing.core._dispatch import blocking, serial
 from pulsing.core._global import (
     actor_system,
+    drain,
     get_system,
     init,
     is_initialized,
+    kill,
     mount,
     refer,
     resolve,
     shutdown,
     spawn,
+    stop,
     unmount,
 )
 from pulsing.core._ids import ActorId, NodeId
@@ -31,6 +34,7 @@ from pulsing.core._service import (
     get_system_actor,
 )
 from pulsing.core._system import ActorSystem
+from pulsing.core._watch import Ended, Watch, link, unlink, watch
 from pulsing.core.helpers import (
     DEFAULT_ASK_TIMEOUT,
     ask_with_timeout,
@@ -58,6 +62,7 @@ __all__ = [
     "ActorRef",
     "ActorSystem",
     "ArgumentStream",
+    "Ended",
     "InboundCall",
     "Message",
     "NodeId",
@@ -72,10 +77,12 @@ __all__ = [
     "StreamWriter",
     "SystemActorProxy",
     "SystemConfig",
+    "Watch",
     "actor_system",
     "as_any",
     "ask_with_timeout",
     "blocking",
+    "drain",
     "get_metrics",
     "get_node_info",
     "get_python_actor_service",
@@ -84,6 +91,8 @@ __all__ = [
     "health_check",
     "init",
     "is_initialized",
+    "kill",
+    "link",
     "list_actors",
     "mount",
     "ping",
@@ -96,8 +105,11 @@ __all__ = [
     "shutdown",
     "spawn",
     "spawn_and_run",
+    "stop",
     "tell_with_timeout",
     "trace",
     "traceparent",
+    "unlink",
     "unmount",
+    "watch",
 ]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from pulsing.core._dispatch import OP_CALL
+from pulsing.core._dispatch import OP_CALL, hook
 from pulsing.core._ids import ActorId
 from pulsing.exceptions import PulsingRuntimeError, PulsingUnsupportedError
 
 if TYPE_CHECKING:
     from pulsing.core._cell import Cell
+    from pulsing.core._proxy import ActorProxy
+    from pulsing.core._refs import ActorRef
+    from pulsing.core._watch import Ended, Watch
 
 _log = logging.getLogger("pulsing")
 
@@ -73,6 +77,40 @@ class Delayer:
         return nothing, ()
 
 
+def adopt_tools(instance: Any, cell: Cell) -> None:
+    """Gives an instance what actors have, as far as its class leaves the names free."""
+    with contextlib.suppress(AttributeError, TypeError):
+        object.__setattr__(instance, "_pulsing_cell", cell)
+    if isinstance(instance, Actor):
+        return
+    for name in _TOOLS:
+        if getattr(instance, name, None) is None:
+            with contextlib.suppress(AttributeError, TypeError):
+                tool = Delayer(cell) if name == "delayed" else Tool(cell, name)
+                object.__setattr__(instance, name, tool)
+
+
+_TOOLS = ("delayed", "watch", "unwatch", "link", "unlink")
+
+
+class Tool:
+    """`self.watch` and its like on an instance that is no `Actor`."""
+
+    __slots__ = ("_cell", "_name")
+
+    def __init__(self, cell: Cell, name: str) -> None:
+        self._cell = cell
+        self._name = name
+
+    def __call__(self, target: Any) -> Any:
+        from pulsing.core._watch import tools_of
+
+        return getattr(tools_of(self._cell), self._name)(target)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return nothing, ()
+
+
 def cell_of(actor: Any) -> Cell:
     """The running actor behind an instance.
 
@@ -104,10 +142,48 @@ class Actor(ABC):  # noqa: B024 - receive is optional: an actor may offer method
         )
 
     def on_start(self, actor_id: ActorId) -> Any:  # noqa: B027 - optional hook
-        """Runs before the first message; may be async. What it raises, `spawn` raises."""
+        """Runs before the first message; may be async. What it raises, `spawn` raises, and it gets the system's
+        `start_timeout`.
+        """
 
     def on_stop(self) -> Any:  # noqa: B027 - optional hook
-        """Runs after the last message; may be async."""
+        """Runs after the last message, once for each instance; may be async. It gets the system's `stop_timeout`."""
+
+    def on_terminated(self, ended: Ended) -> Any:  # noqa: B027 - optional hook
+        """Runs when an actor has ended that this one watches; may be async. It passes messages that wait (R4)."""
+
+    @hook
+    def watch(self, target: ActorRef | ActorProxy) -> Watch:
+        """Watches an actor: when it has ended, `on_terminated` runs. Watching twice changes nothing; the watch survives
+        restarts of this actor and ends with it.
+
+        Args:
+            target: A reference or proxy.
+        """
+        from pulsing.core._watch import tools_of
+
+        return tools_of(cell_of(self)).watch(target)
+
+    @hook
+    def unwatch(self, target: ActorRef | ActorProxy) -> None:
+        """Ends a watch; nothing happens when there is none."""
+        from pulsing.core._watch import tools_of
+
+        tools_of(cell_of(self)).unwatch(target)
+
+    @hook
+    async def link(self, target: ActorRef | ActorProxy) -> None:
+        """Links this actor to another, as `pul.link` does; from `on_start` it takes effect once the actor is ready."""
+        from pulsing.core._watch import tools_of
+
+        await tools_of(cell_of(self)).link(target)
+
+    @hook
+    async def unlink(self, target: ActorRef | ActorProxy) -> None:
+        """Undoes `link`."""
+        from pulsing.core._watch import tools_of
+
+        await tools_of(cell_of(self)).unlink(target)
 
     def metadata(self) -> dict[str, str]:
         """What is published with the name (1 KB in all); read once, at the start."""
@@ -129,3 +205,7 @@ class Actor(ABC):  # noqa: B024 - receive is optional: an actor may offer method
         cell = getattr(self, "_pulsing_cell", None)
         if cell is not None:
             cell.system.set_metadata(cell, values)
+
+
+DEFAULT_HOOKS = frozenset({Actor.on_start, Actor.on_stop})
+"""Hooks that do nothing."""

@@ -12,7 +12,20 @@ from pulsing import _core
 from pulsing.core._errors import from_core
 from pulsing.core._timers import Timers
 
-VALUE, ERROR, STREAM_START, ITEM, END, INBOUND, CANCELLED, CREDIT, DONE, CHANGED, DISPLACED = range(11)
+(
+    VALUE,
+    ERROR,
+    STREAM_START,
+    ITEM,
+    END,
+    INBOUND,
+    CANCELLED,
+    CREDIT,
+    DONE,
+    CHANGED,
+    DISPLACED,
+    ENDING,
+) = range(12)
 
 Event = tuple[Any, ...]
 Handler = Callable[[Event], None]

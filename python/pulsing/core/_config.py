@@ -11,6 +11,8 @@ from pulsing.exceptions import ConfigError
 
 DEFAULT_TIMEOUT = 30.0
 """Seconds a call waits for its first answer (R5)."""
+HOOK_TIMEOUT = 60.0
+"""Seconds that `on_start` and `on_stop` may take; a Worker drains in the latter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class SystemConfig:
         join_timeout: Seconds to wait for the seeds; None for ever.
         observe: Answer observers on the node's port.
         default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
+        start_timeout: Seconds an actor's `on_start` may take; None for ever. Constructors are not limited.
+        stop_timeout: Seconds an actor's `on_stop` may take; a killed actor's gets one.
         max_message: Largest message accepted from a peer, in bytes; None: 4 GiB.
         process_start_timeout: Seconds that the process of an actor (``new_process=True``) may take until it has joined;
             None for ever.
@@ -41,6 +45,8 @@ class SystemConfig:
     join_timeout: float | None = 10.0
     observe: bool = True
     default_timeout: float | None = DEFAULT_TIMEOUT
+    start_timeout: float | None = HOOK_TIMEOUT
+    stop_timeout: float = HOOK_TIMEOUT
     max_message: int | None = None
     process_start_timeout: float | None = 30.0
 
@@ -48,10 +54,12 @@ class SystemConfig:
         if isinstance(self.seeds, str):
             raise ConfigError(f"seeds={self.seeds!r}: expected a list of host:port, as in seeds=[{self.seeds!r}]")
         object.__setattr__(self, "seeds", tuple(self.seeds or ()))
-        for name in ("join_timeout", "default_timeout", "process_start_timeout"):
+        for name in ("join_timeout", "default_timeout", "start_timeout", "process_start_timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name}={value}: expected seconds above 0, or None for ever")
+        if not self.stop_timeout > 0:
+            raise ConfigError(f"stop_timeout={self.stop_timeout}: expected seconds above 0")
         if self.passphrase is not None and self.insecure:
             raise ConfigError("passphrase and insecure=True exclude each other: a cluster has a secret, or it has none")
 

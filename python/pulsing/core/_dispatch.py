@@ -19,7 +19,9 @@ OP_GET = 2
 OP_AUTO = 3
 """`tell("text")` on an untyped proxy: method `name` if there is one and no `receive`, else a message."""
 
-HOOKS = frozenset({"receive", "on_start", "on_stop", "metadata", "delayed", "set_metadata", "on_protocol_call"})
+HOOKS = frozenset(
+    {"receive", "on_start", "on_stop", "on_terminated", "metadata", "delayed", "set_metadata", "on_protocol_call"}
+)
 """Public names of an actor class that are no remote methods."""
 
 
@@ -40,6 +42,13 @@ class MethodSpec:
         self.kind = kind
         self.blocking = blocking
         self.exclusive = exclusive
+
+
+def hook(function: F) -> F:
+    """Marks a method of the runtime's own on `Actor`: a class may have a remote method of that name instead."""
+    marked: Any = function
+    marked._pulsing_hook = True
+    return function
 
 
 def serial(target: F) -> F:
@@ -101,6 +110,8 @@ def methods_of(cls: type) -> dict[str, MethodSpec]:
             if name.startswith("_") or name in HOOKS:
                 continue
             attribute = inspect.getattr_static(cls, name, None)
+            if getattr(attribute, "_pulsing_hook", False):
+                continue
             if isinstance(attribute, (staticmethod, classmethod)) or (
                 callable(attribute) and not isinstance(attribute, type)
             ):

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from pulsing.core._config import DEFAULT_TIMEOUT, SystemConfig
+from pulsing.core._config import DEFAULT_TIMEOUT, HOOK_TIMEOUT, SystemConfig
+from pulsing.core._ending import Which
 from pulsing.core._ids import ActorId, NodeId
+from pulsing.core._life import STOP_GRACE
 from pulsing.core._lifecycle import check_fork, start_logging
 from pulsing.core._placement import Placement
 from pulsing.core._proxy import ActorProxy
@@ -48,6 +50,8 @@ async def init(
     join_timeout: float | None = 10.0,
     observe: bool = True,
     default_timeout: float | None = DEFAULT_TIMEOUT,
+    start_timeout: float | None = HOOK_TIMEOUT,
+    stop_timeout: float = HOOK_TIMEOUT,
     max_message: int | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
@@ -66,6 +70,8 @@ async def init(
         join_timeout: Seconds to wait for the seeds; None for ever.
         observe: Answer observers on the node's port.
         default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
+        start_timeout: Seconds an actor's `on_start` may take; None for ever.
+        stop_timeout: Seconds an actor's `on_stop` may take; a killed actor's gets one.
         max_message: Largest message accepted from a peer, in bytes; None: 4 GiB.
         log_level: How much the runtime itself logs on stderr; default: ``PULSING_LOG``, else "warn". Python's part logs
             to ``logging.getLogger("pulsing")``.
@@ -92,6 +98,8 @@ async def init(
             "join_timeout": join_timeout,
             "observe": observe,
             "default_timeout": default_timeout,
+            "start_timeout": start_timeout,
+            "stop_timeout": stop_timeout,
             "max_message": max_message,
         },
     )
@@ -224,6 +232,21 @@ async def spawn(
         placement=placement,
         new_process=new_process,
     )
+
+
+async def drain(name: Which) -> None:
+    """`ActorSystem.drain` on the process's own system."""
+    await get_system().drain(name)
+
+
+async def stop(name: Which, grace: float = STOP_GRACE) -> None:
+    """`ActorSystem.stop` on the process's own system."""
+    await get_system().stop(name, grace)
+
+
+async def kill(name: Which) -> None:
+    """`ActorSystem.kill` on the process's own system."""
+    await get_system().kill(name)
 
 
 async def refer(actorid: ActorId | str) -> ActorRef:

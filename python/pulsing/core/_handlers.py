@@ -14,7 +14,7 @@ from pulsing.core._delivery import DONE, RUNNING, Delivery
 from pulsing.core._dispatch import MethodSpec
 from pulsing.core._eager import start_task
 from pulsing.core._errors import as_raised
-from pulsing.core._life import OPEN, STOPPING
+from pulsing.core._life import DRAINING, OPEN, STOPPING
 from pulsing.core._producers import as_items, stream_type
 from pulsing.core._propagate import enter
 from pulsing.core._refusals import cancelled_itself, stopped
@@ -61,7 +61,10 @@ class Handlers:
 
     def can_start(self, spec: MethodSpec) -> bool:
         """Whether a message for this method may run at once."""
-        if self._cell.state != OPEN or len(self.running) >= self.max_concurrency:
+        if len(self.running) >= self.max_concurrency:
+            return False
+        state = self._cell.state
+        if state not in (OPEN, DRAINING):
             return False
         if spec.exclusive:
             # It would overtake a task that was created but has not begun.
@@ -229,7 +232,7 @@ class Handlers:
             d.fail(d.cancel_reason or cancelled_itself(cell, d))
         elif isinstance(error, SystemExit):
             d.fail(stopped(cell))
-            cell.life.ended_itself()
+            cell.life.ended_itself(error)
         elif isinstance(error, KeyboardInterrupt):
             d.fail(stopped(cell))
             raise error

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pulsing import _core
-from pulsing.core._bridge import DISPLACED
+from pulsing.core._bridge import DISPLACED, ENDING
 from pulsing.core._cell import Cell
 from pulsing.core._delivery import Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec
-from pulsing.core._life import STOPPED
+from pulsing.core._life import STOP_GRACE, STOPPED
 from pulsing.core._pickle import loads
 from pulsing.core._propagate import arrive
 from pulsing.core._refusals import stopped
@@ -136,8 +136,12 @@ class Inlet:
         if event[0] == DISPLACED:
             self._cell.displaced(event[2])
             return
-        call: _core.InboundCall = event[2]
         cell = self._cell
+        if event[0] == ENDING:
+            _, _, how, grace, error = event
+            cell.life.begin(how, STOP_GRACE if grace is None else grace, error or "")
+            return
+        call: _core.InboundCall = event[2]
         cell.system.counts.inbound += 1
         if cell.state == STOPPED:
             call.refuse("actor_stopped")

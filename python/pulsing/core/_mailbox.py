@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from pulsing.core._life import OPEN, STOPPING
+from pulsing.core._life import DRAINING, OPEN
 from pulsing.core._refusals import deadlock, mailbox_full, stopped
 
 if TYPE_CHECKING:
@@ -26,19 +26,20 @@ _OVERFLOW = 16
 class Mailbox:
     """Takes an actor's messages in order, and starts each as soon as the actor may run it."""
 
-    __slots__ = ("_cell", "_overflow", "_pump_scheduled", "_waiting", "capacity")
+    __slots__ = ("_cell", "_overflow", "_pump_scheduled", "_signals", "_waiting", "capacity")
 
     def __init__(self, cell: Cell, capacity: int) -> None:
         self._cell = cell
         self.capacity = capacity
         self._waiting: deque[Delivery] = deque()
         self._overflow: deque[Delivery] = deque()
+        self._signals: deque[Delivery] = deque()
         self._pump_scheduled = False
 
     @property
     def depth(self) -> int:
         """Messages that wait."""
-        return len(self._waiting) + len(self._overflow)
+        return len(self._waiting) + len(self._overflow) + len(self._signals)
 
     @property
     def full(self) -> bool:
@@ -48,7 +49,7 @@ class Mailbox:
     def deliver(self, d: Delivery) -> None:
         """Takes a message: starts it, lets it wait, or refuses it. A sync method may have answered on return."""
         cell = self._cell
-        if cell.state >= STOPPING:
+        if cell.state >= DRAINING:
             self._refuse(d)
             return
         d.cell = cell
@@ -84,7 +85,7 @@ class Mailbox:
     def post(self, d: Delivery) -> None:
         """`deliver`, but the handler begins in a later turn of the loop."""
         cell = self._cell
-        if cell.state >= STOPPING:
+        if cell.state >= DRAINING:
             self._refuse(d)
         elif len(self._waiting) < self.capacity:
             d.cell = cell
@@ -93,11 +94,20 @@ class Mailbox:
         else:
             self.deliver(d)
 
+    def signal(self, d: Delivery) -> None:
+        """Takes a message of the runtime itself, which passes those that wait (R4)."""
+        if self._cell.state < DRAINING:
+            d.cell = self._cell
+            self._signals.append(d)
+            self.pump_soon()
+
     def pump(self) -> None:
         """Starts what waits and may run."""
         self._pump_scheduled = False
         waiting = self._waiting
         handlers = self._cell.handlers
+        while self._signals and handlers.can_start(self._signals[0].spec):
+            handlers.start(self._signals.popleft())
         while waiting and handlers.can_start(waiting[0].spec):
             d = waiting.popleft()
             if not d.expired():
@@ -107,7 +117,7 @@ class Mailbox:
 
     def pump_soon(self) -> None:
         """`pump` in a turn of its own, if anything waits."""
-        if self._waiting and not self._pump_scheduled and self._cell.state == OPEN:
+        if (self._waiting or self._signals) and not self._pump_scheduled and self._cell.state in (OPEN, DRAINING):
             self._pump_scheduled = True
             self._cell.system.loop.call_soon(self.pump)
 
@@ -122,6 +132,7 @@ class Mailbox:
 
     def refuse_all(self) -> None:
         """The actor has stopped: nothing that waits will run."""
+        self._signals.clear()
         for queue in (self._waiting, self._overflow):
             while queue:
                 self._refuse(queue.popleft())

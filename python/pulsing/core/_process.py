@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from pulsing.core import _child
 from pulsing.core._ids import ActorId, NodeId
-from pulsing.core._life import HOOK_LIMIT
 from pulsing.core._refs import ActorRef
 from pulsing.core._spawn import Blueprint, SpawnOptions
 from pulsing.core._supervision import RestartBudget
@@ -267,7 +266,7 @@ class ProcessActor:
             watching.cancel()
             await asyncio.wait([watching])
         elif process is not None:
-            hooks = HOOK_LIMIT if grace > 0 else 0.0
+            hooks = self._system.config.stop_timeout if grace > 0 else 0.0
             await process.end(grace, grace + hooks + _KILL_AFTER)
         self._system.processes.forget(self)
 

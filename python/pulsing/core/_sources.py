@@ -11,7 +11,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from pulsing import _core
-from pulsing.core._bridge import LoopBridge
+from pulsing.core._bridge import INBOUND, LoopBridge
 from pulsing.core._context import CallContext, current
 from pulsing.core._errors import from_core
 from pulsing.core._ids import ActorId
@@ -307,6 +307,8 @@ class Desk:
         return len(self._sources)
 
     def _arrived(self, event: Event) -> None:
+        if event[0] != INBOUND:
+            return  # it cannot be ended from elsewhere: it goes with its system
         call: _core.InboundCall = event[2]
         source = self._sources.get(int(bytes(call.buffers[0]) if call.buffers else 0))
         if source is None:

@@ -15,11 +15,12 @@ from pulsing.core import _lifecycle
 from pulsing.core._bridge import LoopBridge, bridge_of
 from pulsing.core._cell import Cell
 from pulsing.core._config import SystemConfig
+from pulsing.core._ending import Which, end, only_one
 from pulsing.core._errors import from_core
 from pulsing.core._handlers import MAX_CONCURRENCY
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import Inlet
-from pulsing.core._life import OPEN
+from pulsing.core._life import OPEN, STOP_GRACE, words
 from pulsing.core._mailbox import CAPACITY
 from pulsing.core._placement import SERVICE_NAME, Placement, Placer
 from pulsing.core._process import Processes
@@ -39,8 +40,6 @@ from pulsing.exceptions import (
 
 _log = logging.getLogger("pulsing")
 
-STOP_GRACE = 5.0
-"""Seconds running handlers get when their actor is stopped."""
 _FLUSH_EVERY = 0.5
 """Seconds by which `/metrics` may lag behind what happened in Python."""
 
@@ -173,7 +172,7 @@ class ActorSystem:
     async def _shut_down(self, grace: float) -> None:
         self.is_shut_down = True
         cells = sorted(self._cells.values(), key=lambda cell: cell.internal)
-        ends = (cell.life.stop(grace) for cell in cells)
+        ends = (cell.life.end("stop", grace, reason="node_left") for cell in cells)
         results = await asyncio.gather(self.processes.stop(grace), *ends, return_exceptions=True)
         for error in results:
             if isinstance(error, BaseException):
@@ -346,9 +345,12 @@ class ActorSystem:
         try:
             await cell.life.start()
             self._publish(cell, public, internal)
-        except BaseException:
+            if cell.life.tools is not None:
+                await cell.life.tools.published()
+        except BaseException as error:
             cell.state = OPEN if cell.state < OPEN else cell.state
-            await cell.life.stop(0.0) if cell.instance is not None else self.remove(cell)
+            cell.life.begin("fail", 0.0, words(error))
+            await cell.life.end("fail", 0.0)
             raise
         return self.ref_of(cell)
 
@@ -394,41 +396,47 @@ class ActorSystem:
 
         async def start() -> None:
             try:
-                await cell.life.run_on_start()
-                cell.life.open()
-            except Exception:  # noqa: BLE001 - whatever the user's hook raises
+                await cell.life.start(made=True)
+                if cell.life.tools is not None:
+                    await cell.life.tools.published()
+            except Exception as error:  # noqa: BLE001 - whatever the user's hook raises
                 _log.exception("on_start of mounted actor %s failed: it is unmounted", name)
-                await cell.life.stop(0.0)
+                cell.state = OPEN if cell.state < OPEN else cell.state
+                cell.life.begin("fail", 0.0, words(error))
 
         self.background(start())
 
-    async def stop(self, name: str | ActorId | ActorRef | ActorProxy, grace: float = STOP_GRACE) -> None:
-        """Stops an actor of this node: waiting messages fail, running handlers get `grace` seconds, its name is free.
+    async def drain(self, name: Which) -> None:
+        """Lets an actor finish the messages that wait and run, while further ones get ActorStoppedError; then ends it.
+        There is no limit of time: `stop` or `kill` cuts it short.
 
-        An unknown name or id is no error.
+        Args:
+            name: Its name, id, reference or proxy; it may live on another node. An unknown one is a warning in the log.
         """
-        cell = self._find(name)
-        if cell is not None:
-            await cell.life.stop(grace)
-        elif (process := self.processes.find(clean_name(name) if isinstance(name, str) else name)) is not None:
-            await process.stop(grace)
+        await end(self, name, "drain", 0.0)
 
-    async def kill(self, name: str | ActorId | ActorRef | ActorProxy) -> None:
-        """`stop` without grace: running handlers are cancelled at once."""
-        await self.stop(name, 0.0)
+    async def stop(self, name: Which, grace: float = STOP_GRACE) -> None:
+        """Ends an actor: waiting messages fail, running handlers get `grace` seconds and are then cancelled, `on_stop`
+        runs. Returns when it has ended; a handler of the actor itself is not waited for.
 
-    def _find(self, which: str | ActorId | ActorRef | ActorProxy) -> Cell | None:
-        if isinstance(which, (ActorRef, ActorProxy)):
-            which = which.actor_id
-        if isinstance(which, ActorId):
-            return self._cells.get(which.raw)
-        cell = self._names.get(clean_name(which))
-        if cell is None:
-            try:
-                return self._cells.get(ActorId(which).raw)
-            except ConfigError:
-                return None
-        return cell
+        Args:
+            name: As for `drain`.
+            grace: Seconds.
+
+        Raises:
+            PulsingRuntimeError: The name has several instances, none of them here.
+            ConnectionLostError: The link to its node broke: it may have ended.
+        """
+        await end(self, name, "stop", grace)
+
+    async def kill(self, name: Which) -> None:
+        """Ends an actor at once: running handlers are cancelled, and `on_stop` gets a second. See `stop`."""
+        await end(self, name, "kill", 0.0)
+
+    def holder(self, name: str) -> ActorRef | None:
+        """The actor of this name: here, or the only one elsewhere."""
+        cell = self._names.get(clean_name(name))
+        return self.ref_of(cell) if cell is not None else only_one(self, clean_name(name))
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
@@ -573,11 +581,12 @@ class ActorSystem:
     def withdraw(self, cell: Cell) -> None:
         """Takes an actor's name off the cluster; idempotent."""
         if cell.key:
-            self.core.unregister(cell.id.raw)
+            self.core.withdraw(cell.id.raw)
 
     def remove(self, cell: Cell) -> None:
-        """Forgets an actor that has ended."""
-        self.withdraw(cell)
+        """Forgets an actor that has ended, and tells other nodes' watchers why."""
+        if cell.key:
+            self.core.unregister(cell.id.raw, *cell.life.reason)
         self._bridge.forget(cell.key)
         self._cells.pop(cell.id.raw, None)
         if cell.name is not None and self._names.get(cell.name) is cell:

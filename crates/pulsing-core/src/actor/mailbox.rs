@@ -1,46 +1,80 @@
-//! Waiting messages of one actor, with a lane for stop and kill that passes them (R3, R4).
+//! Waiting messages of one actor, with a lane for endings that passes them (R3, R4).
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
-use crate::call::Call;
+use crate::call::{Call, Mode};
 use crate::error::Error;
 use crate::id::ActorId;
-use crate::system::{Displaced, Endpoint};
+use crate::observe::Metrics;
+use crate::system::{DEFAULT_GRACE, Displaced, Ending, Endpoint};
 
 /// Waiting messages a mailbox holds unless told otherwise (design R3).
 pub const DEFAULT_CAPACITY: usize = 256;
 
-#[derive(Default)]
-struct State {
-    waiting: VecDeque<Call>,
-    stopping: bool,
-    killed: bool,
-    closed: bool,
+/// Mailboxes full of messages without a reply that are kept beside the mailbox: nobody can be made to wait for them, and
+/// beyond this they are lost, logged and counted.
+const OVERFLOW: usize = 16;
+
+/// How far an actor is on its way out; it only goes forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    /// It takes messages.
+    Open,
+    /// It finishes what waits.
+    Draining,
+    /// It finishes the running message, but not beyond this time.
+    Stopping(Instant),
+    /// It finishes nothing.
+    Killed,
+    /// It has ended.
+    Closed,
 }
 
-/// A bounded queue of calls.
+struct State {
+    waiting: VecDeque<Call>,
+    /// When to look for callers that gave up while they waited.
+    prune_at: usize,
+    failure: Option<String>,
+}
+
+/// A bounded queue of calls. Callers beyond its capacity wait beside it.
 pub struct Mailbox {
     actor: ActorId,
     capacity: usize,
+    metrics: Arc<Metrics>,
     state: Mutex<State>,
     wake: Notify,
-    kill: Notify,
+    phase: watch::Sender<Phase>,
 }
 
 impl Mailbox {
-    pub(super) fn new(actor: ActorId, capacity: usize) -> Self {
-        Self { actor, capacity, state: Mutex::default(), wake: Notify::new(), kill: Notify::new() }
+    pub(super) fn new(actor: ActorId, capacity: usize, metrics: Arc<Metrics>) -> Self {
+        let state = State { waiting: VecDeque::new(), prune_at: 2 * capacity, failure: None };
+        let phase = watch::channel(Phase::Open).0;
+        Self { actor, capacity, metrics, state: Mutex::new(state), wake: Notify::new(), phase }
     }
 
-    /// The next message in arrival order; `None` when it is to stop, which passes those that wait (R4, R14).
+    pub(super) fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// What the actor was told to fail with.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.state.lock().failure.clone()
+    }
+
+    /// The next message in arrival order; `None` when it is to end, which passes those that wait (R4, R14).
     pub(super) async fn next(&self) -> Option<Call> {
         loop {
             {
                 let mut state = self.state.lock();
-                if state.stopping {
+                let phase = self.phase();
+                if phase > Phase::Draining {
                     return None;
                 }
                 // A caller that gave up while waiting is not served.
@@ -49,61 +83,125 @@ impl Mailbox {
                         return Some(call);
                     }
                 }
+                if phase == Phase::Draining {
+                    return None;
+                }
             }
             self.wake.notified().await;
         }
     }
 
-    pub(super) fn stop(&self, kill: bool) {
-        {
-            let mut state = self.state.lock();
-            state.stopping = true;
-            state.killed |= kill;
-        }
-        self.wake.notify_one();
-        if kill {
-            self.kill.notify_one();
-        }
-    }
-
     /// Resolves when the running message must be abandoned.
-    pub(super) async fn killed(&self) {
-        while !self.state.lock().killed {
-            self.kill.notified().await;
+    pub(super) async fn cut(&self) {
+        let mut phases = self.phase.subscribe();
+        loop {
+            let phase = *phases.borrow_and_update();
+            match phase {
+                Phase::Killed | Phase::Closed => return,
+                Phase::Stopping(at) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(at) => return,
+                        _ = phases.changed() => {}
+                    }
+                }
+                // The sender is this mailbox's own: it does not go away.
+                Phase::Open | Phase::Draining => drop(phases.changed().await),
+            }
         }
     }
 
-    /// Takes no more; returns what still waited.
-    pub(super) fn close(&self) -> VecDeque<Call> {
-        let mut state = self.state.lock();
-        state.closed = true;
-        std::mem::take(&mut state.waiting)
+    /// Resolves when the actor is killed.
+    pub(super) async fn killed(&self) {
+        let mut phases = self.phase.subscribe();
+        let _ = phases.wait_for(|phase| *phase >= Phase::Killed).await;
+    }
+
+    /// Resolves as soon as the actor is told to end in any way.
+    pub(super) async fn ending(&self) {
+        let mut phases = self.phase.subscribe();
+        let _ = phases.wait_for(|phase| *phase > Phase::Open).await;
+    }
+
+    /// Takes no more; what still waited is refused.
+    pub(super) fn close(&self) {
+        self.advance(Phase::Closed);
+    }
+
+    fn advance(&self, to: Phase) {
+        let refused = {
+            let mut state = self.state.lock();
+            self.phase.send_if_modified(|phase| {
+                let further = match (*phase, to) {
+                    // The shorter grace counts.
+                    (Phase::Stopping(now), Phase::Stopping(then)) => then < now,
+                    (now, then) => then > now,
+                };
+                if further {
+                    *phase = to;
+                }
+                further
+            });
+            if self.phase() > Phase::Draining { std::mem::take(&mut state.waiting) } else { VecDeque::new() }
+        };
+        self.wake.notify_one();
+        let actor = self.actor;
+        for call in refused {
+            call.responder.error(Error::ActorStopped { actor });
+        }
     }
 }
 
 impl Endpoint for Mailbox {
     fn deliver(&self, call: Call) {
         let actor = self.actor;
+        let mut given_up = VecDeque::new();
         let refusal = {
             let mut state = self.state.lock();
-            if state.closed || state.stopping {
+            let waiting = state.waiting.len();
+            if self.phase() != Phase::Open {
                 Error::ActorStopped { actor }
             } else if call.chain.contains(&actor) {
                 let chain: Vec<_> = call.chain.iter().chain([&actor]).map(ToString::to_string).collect();
                 Error::Deadlock { chain: chain.join(" -> ") }
-            } else if call.no_wait && state.waiting.len() >= self.capacity {
+            } else if call.mode == Mode::Tell && waiting >= (1 + OVERFLOW) * self.capacity {
+                tracing::warn!(%actor, "mailbox is full: a message without a reply is dropped");
+                self.metrics.dead_letters.inc();
+                Error::MailboxFull { actor, capacity: self.capacity }
+            } else if call.no_wait && waiting >= self.capacity {
                 Error::MailboxFull { actor, capacity: self.capacity }
             } else {
+                if waiting >= state.prune_at {
+                    let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+                        state.waiting.drain(..).partition(|c| c.responder.cancel_signal().is_cancelled());
+                    given_up = gone;
+                    state.waiting = kept;
+                    state.prune_at = 2 * state.waiting.len().max(self.capacity);
+                }
                 state.waiting.push_back(call);
                 drop(state);
                 self.wake.notify_one();
+                // Dropped only here: whom they tell may call again.
+                drop(given_up);
                 return;
             }
         };
         call.responder.error(refusal);
     }
+
     fn displaced(&self, loss: &Displaced) {
         tracing::error!("{loss}: it stops");
-        self.stop(true);
+        self.end(Ending::Kill);
+    }
+
+    fn end(&self, ending: Ending) {
+        match ending {
+            Ending::Drain => self.advance(Phase::Draining),
+            Ending::Stop { grace } => self.advance(Phase::Stopping(Instant::now() + grace)),
+            Ending::Kill => self.advance(Phase::Killed),
+            Ending::Fail { error } => {
+                self.state.lock().failure.get_or_insert(error);
+                self.advance(Phase::Stopping(Instant::now() + DEFAULT_GRACE));
+            }
+        }
     }
 }

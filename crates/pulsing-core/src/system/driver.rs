@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::net::control::{Control, ControlEvent};
 use crate::net::link::LinkEnd;
 use crate::net::wire::{self, DigestHeader, EmptyHeader, Kind, RootHeader};
-use crate::system::MemberState;
+use crate::system::{MemberState, Reason};
 
 /// How often a registry root goes to one random member (M5).
 const ROOT_PERIOD: Duration = Duration::from_secs(1);
@@ -234,10 +234,12 @@ impl Driver {
             }
             MemberEvent::Down(peer, reason) => {
                 tracing::warn!(peer = %peer, ?reason, "node is down");
+                self.inner.node_ended(peer.node, &Reason::NodeLost);
                 self.gone(peer, "its node was declared down");
             }
             MemberEvent::Left(peer) => {
                 tracing::info!(peer = %peer, "node left");
+                self.inner.node_leaves(peer.node);
                 self.inner.retire_link(
                     peer.node,
                     Error::ConnectionLost {

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use super::Target;
+use super::{Ending, Target};
 use crate::call::Call;
 
 /// Takes the calls for one actor. Rust actors sit behind a mailbox task, Python actors behind their loop's queue.
 pub trait Endpoint: Send + Sync + 'static {
     /// Takes a call. Called on network threads: must not block, and never attaches to an interpreter.
     fn deliver(&self, call: Call);
+    /// Tells the actor to end; it passes what waits (R4). The actor calls [`System::unregister`](crate::System::unregister)
+    /// when it has ended. Must not block either.
+    fn end(&self, ending: Ending);
     /// The actor's name has gone to another claimant, and the actor is to stop: see [`ActorSpec::unique`]. Called once, after
     /// the name was withdrawn; must not block.
     fn displaced(&self, _loss: &Displaced) {}

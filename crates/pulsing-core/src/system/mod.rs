@@ -1,17 +1,24 @@
 //! A node: its listener, its actors, its view of the cluster.
 
 mod address;
+mod check;
 mod claims;
 mod config;
 mod driver;
+mod ending;
 mod endpoint;
 mod join;
+mod links;
 mod node;
 mod observe;
 mod reply;
+mod service;
 mod view;
+mod watching;
 
 pub use config::{Security, SystemConfig};
+pub use ending::{DEFAULT_GRACE, Ending, Reason, Terminated};
 pub use endpoint::{ActorSpec, Displaced, Endpoint};
 pub use node::System;
 pub use view::{Instance, Member, MemberState, Target};
+pub use watching::{Watch, WatchGuard};

@@ -7,15 +7,19 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::check::{check_metadata, check_name};
 use super::driver::{Driver, Input};
-use super::{ActorSpec, Endpoint, Instance, Member, MemberState, Security, SystemConfig, Target};
-use super::{address, join, reply};
+use super::service::NODE_ACTOR;
+use super::watching::Watching;
+use super::{ActorSpec, Endpoint, Instance, Member, MemberState, Reason, Security, SystemConfig, Target};
+use super::{address, join, reply, service};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
-use crate::cluster::{Entry, Identity, METADATA_LIMIT, MemberInfo, Membership, Preset, Registry};
+use crate::cluster::{Entry, Identity, MemberInfo, Membership, Preset, Registry};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::id::{ActorId, NodeId};
@@ -33,12 +37,9 @@ use crate::observe::{Metrics, ObserveSource, Readiness};
 use crate::payload::Payload;
 use crate::stream::Credit;
 
-/// Longest actor name, in characters.
-const NAME_LIMIT: usize = 256;
-
 /// A running node. Clones share it.
 #[derive(Clone)]
-pub struct System(Arc<Inner>);
+pub struct System(pub(super) Arc<Inner>);
 
 pub(super) struct LocalActor {
     pub(super) spec: Mutex<ActorSpec>,
@@ -49,6 +50,15 @@ pub(super) struct LocalActor {
 pub(super) struct Actors {
     pub(super) by_id: HashMap<ActorId, Arc<LocalActor>>,
     pub(super) by_name: HashMap<String, ActorId>,
+}
+
+impl Actors {
+    /// Frees the name of an actor, unless it has gone to another.
+    fn free(&mut self, name: Option<&str>, id: ActorId) {
+        if let Some(name) = name.filter(|name| self.by_name.get(*name) == Some(&id)) {
+            self.by_name.remove(name);
+        }
+    }
 }
 
 /// What the parts of a node share.
@@ -70,6 +80,8 @@ pub(super) struct Inner {
     turns: AtomicUsize,
     tasks: Mutex<Vec<JoinHandle<()>>>,
     closing: Arc<Closing>,
+    pub(super) watching: Watching,
+    pub(super) runtime: Handle,
     pub(super) myself: Weak<Inner>,
 }
 
@@ -137,6 +149,8 @@ impl System {
             turns: AtomicUsize::new(0),
             tasks: Mutex::default(),
             closing: Arc::default(),
+            watching: Watching::default(),
+            runtime: Handle::current(),
             myself: Weak::clone(myself),
             config,
         });
@@ -191,11 +205,14 @@ impl System {
     /// Makes `endpoint` reachable, and known under its name. The name is public as soon as this returns.
     ///
     /// # Errors
-    /// `NameTaken` on this node, or anywhere if either claim is unique; `InvalidName`; `Config` for metadata over 1 KB or a
-    /// unique name that is not public; `ShutDown`.
+    /// `NameTaken` on this node, or anywhere if either claim is unique; `InvalidName`; `Config` for metadata over 1 KB, a
+    /// unique name that is not public, or the id of the node itself; `ShutDown`.
     pub fn register(&self, id: ActorId, spec: ActorSpec, endpoint: Arc<dyn Endpoint>) -> Result<()> {
         if *self.0.readiness.lock() == Readiness::Leaving {
             return Err(Error::ShutDown);
+        }
+        if id == NODE_ACTOR {
+            return Err(Error::Config(format!("actor id {id} is the node's own; ActorId::generate() makes others")));
         }
         if let Some(name) = &spec.name {
             check_name(name)?;
@@ -242,31 +259,34 @@ impl System {
         self.0.check_vacant(name, unique)
     }
 
-    /// Takes an actor off this node; its name disappears from the cluster. False if it was not there.
-    pub fn unregister(&self, id: ActorId) -> bool {
-        let removed = {
+    /// Takes an actor's name off the cluster, and frees it here; the actor can still be reached by its id. Idempotent.
+    pub fn withdraw(&self, id: ActorId) {
+        let name = {
             let mut actors = self.0.actors.write();
-            let removed = actors.by_id.remove(&id);
-            let name = removed.as_ref().and_then(|actor| actor.spec.lock().name.clone());
-            if let Some(name) = name.filter(|name| actors.by_name.get(name) == Some(&id)) {
-                actors.by_name.remove(&name);
-            }
-            removed
+            let Some(actor) = actors.by_id.get(&id).cloned() else { return };
+            let name = actor.spec.lock().name.take();
+            actors.free(name.as_deref(), id);
+            name
         };
-        if removed.is_none() {
-            return false;
+        if name.is_some() {
+            self.0.unpublish(id);
         }
-        self.0.metrics.actors_stopped.inc();
-        {
-            let mut registry = self.0.registry.lock();
-            if !registry.conceded(id)
-                && let Some(delta) = registry.withdraw(id)
-            {
-                let _ = self.0.driver.send(Input::Publish(delta));
-            }
-        }
-        self.0.changed();
-        true
+    }
+
+    /// Takes an actor that has ended off this node: its name disappears from the cluster, and who watches it learns `reason`
+    /// (R9). False if it was not there.
+    pub fn unregister(&self, id: ActorId, reason: Reason) -> bool {
+        let removed = self.0.ended_here(id, reason, || {
+            let mut actors = self.0.actors.write();
+            let removed = actors.by_id.remove(&id)?;
+            actors.free(removed.spec.lock().name.as_deref(), id);
+            drop(actors);
+            // Whoever hears of the end finds the name gone.
+            self.0.metrics.actors_stopped.inc();
+            self.0.unpublish(id);
+            Some(())
+        });
+        removed.is_some()
     }
 
     /// Replaces the metadata published with an actor's name; false if the actor is not here.
@@ -404,6 +424,7 @@ impl System {
             }
             *readiness = Readiness::Leaving;
         }
+        self.0.stop_watching();
         let (tx, rx) = oneshot::channel();
         if self.0.driver.send(Input::Leave(tx)).is_ok() {
             let _ = rx.await;
@@ -436,6 +457,18 @@ impl Inner {
         self.changes.send_modify(|version| *version += 1);
     }
 
+    fn unpublish(&self, id: ActorId) {
+        {
+            let mut registry = self.registry.lock();
+            if !registry.conceded(id)
+                && let Some(delta) = registry.withdraw(id)
+            {
+                let _ = self.driver.send(Input::Publish(delta));
+            }
+        }
+        self.changed();
+    }
+
     pub(super) fn set_members(&self, members: Vec<MemberInfo>) {
         let members: BTreeMap<_, _> = members.into_iter().map(|m| (m.identity.node, m)).collect();
         let differs = {
@@ -457,6 +490,11 @@ impl Inner {
         let members = self.members.read();
         let member = members.get(&node)?;
         matches!(member.state, MemberState::Alive | MemberState::Suspect).then_some(member.identity)
+    }
+
+    /// How a node is seen from here; `None` if it is unknown, or forgotten.
+    pub(super) fn seen_as(&self, node: NodeId) -> Option<MemberState> {
+        self.members.read().get(&node).map(|member| member.state)
     }
 
     pub(super) fn is_member(&self, node: NodeId) -> bool {
@@ -556,6 +594,13 @@ impl Inner {
 
 impl Deliver for Inner {
     fn deliver(&self, call: Call) {
+        if call.target == NODE_ACTOR {
+            match self.myself.upgrade() {
+                Some(node) => service::serve(&node, call),
+                None => call.responder.error(Error::ShutDown),
+            }
+            return;
+        }
         let actor = self.actors.read().by_id.get(&call.target).cloned();
         if let Some(actor) = actor {
             self.metrics.messages.inc();
@@ -581,27 +626,4 @@ impl ReplySink for EarlyError {
             *self.0.lock() = Some(error);
         }
     }
-}
-
-fn check_name(name: &str) -> Result<()> {
-    let problem = if name.is_empty() {
-        "it is empty".to_owned()
-    } else if name.chars().count() > NAME_LIMIT {
-        format!("it is longer than {NAME_LIMIT} characters")
-    } else if let Some(c) = name.chars().find(|c| c.is_whitespace() || c.is_control()) {
-        format!("it contains {c:?}; spaces and control characters are not allowed")
-    } else {
-        return Ok(());
-    };
-    Err(Error::InvalidName { name: name.chars().take(NAME_LIMIT).collect(), reason: problem })
-}
-
-fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<()> {
-    let size: usize = metadata.iter().map(|(k, v)| k.len() + v.len()).sum();
-    if size > METADATA_LIMIT {
-        return Err(Error::Config(format!(
-            "metadata of {size} bytes; at most {METADATA_LIMIT} are published with a name"
-        )));
-    }
-    Ok(())
 }
