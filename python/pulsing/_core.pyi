@@ -285,6 +285,9 @@ class System:
     def names(self) -> dict[str, list[dict[str, Any]]]:
         """Every published instance by name."""
 
+    def name_of(self, actor: bytes) -> str | None:
+        """The published name of an actor, wherever in the cluster it lives."""
+
     def members(self) -> list[dict[str, Any]]:
         """The nodes of the cluster: node_id, addr, state, me."""
 

@@ -248,6 +248,10 @@ impl System {
         }
         Ok(dict)
     }
+    fn name_of(&self, actor: &[u8]) -> PyResult<Option<String>> {
+        runtime::check_fork()?;
+        Ok(self.core.name_of(actor_id(actor)?))
+    }
     fn members<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         runtime::check_fork()?;
         let list = PyList::empty(py);

@@ -238,6 +238,7 @@ class ActorRef:
     def _missing(self) -> Exception:
         if self._system.is_shut_down:
             return SystemShutDownError("the actor system is shut down")
+        self._system.counts.dead_letters += 1
         return ActorNotFoundError(
             f"no actor {self._label()} on this node: it was stopped or never lived here; resolve its name again"
         )

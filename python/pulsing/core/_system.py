@@ -567,7 +567,7 @@ class ActorSystem:
     def label_of(self, raw: bytes) -> str:
         """How messages name an actor."""
         cell = self._cells.get(raw)
-        return cell.label if cell is not None else raw.hex()
+        return cell.label if cell is not None else self.core.name_of(raw) or raw.hex()
 
     def set_metadata(self, cell: Cell, values: dict[str, str]) -> None:
         """Replaces published metadata keys of an actor."""

@@ -334,6 +334,10 @@ impl System {
     pub fn names(&self) -> BTreeMap<String, Vec<Instance>> {
         self.0.published()
     }
+    /// The name that an actor serves under, wherever in the cluster it lives; `None` for one without a published name.
+    pub fn name_of(&self, actor: ActorId) -> Option<String> {
+        self.0.registry.lock().get(actor).map(|(_, entry)| entry.name)
+    }
     /// Members of the cluster, this node included.
     pub fn members(&self) -> Vec<Member> {
         self.0.all_members()
