@@ -134,7 +134,9 @@ class LocalReply:
     def try_send(self, item: Any) -> bool:
         reader = self._reader() if self._reader is not None else None
         if reader is None:
-            return True
+            # Dropped. The producer hears of it in a later turn of the loop, which it must let come.
+            self._credit = 0
+            return False
         if self._credit == 0:
             return False
         self._credit -= 1
