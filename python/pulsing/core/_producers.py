@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -45,11 +46,22 @@ async def as_items(result: Any, in_thread: Callable[..., Awaitable[Any]] | None)
         finally:
             await close(source)
     elif in_thread is not None:
+        # A step that is cancelled runs on in its thread, and a generator that runs cannot be closed: closing waits.
+        turn = threading.Lock()
+
+        def step() -> Any:
+            with turn:
+                return next(result, _END)
+
+        def end() -> None:
+            with turn:
+                result.close()
+
         try:
-            while (item := await in_thread(next, result, _END)) is not _END:
+            while (item := await in_thread(step)) is not _END:
                 yield item
         finally:
-            await in_thread(result.close)
+            await in_thread(end)
     else:
         try:
             since = 0
