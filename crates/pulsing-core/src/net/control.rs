@@ -119,6 +119,7 @@ async fn run(to: Identity, mut queue: mpsc::Receiver<Frame>, config: LinkConfig)
     let mut nothing = [0u8; 16];
     loop {
         let frame = tokio::select! {
+            biased;
             frame = queue.recv() => frame,
             // The peer never sends here: any end of this read is the end of the connection.
             _ = reading.read(&mut nothing) => return Some(LinkEnd::Broken),

@@ -80,6 +80,7 @@ async fn run(shared: Weak<Shared>) {
         match next {
             Some(at) => {
                 tokio::select! {
+                    biased;
                     () = tokio::time::sleep_until(at) => {}
                     () = earlier => {}
                 }

@@ -181,8 +181,15 @@ impl Link {
             }
             std::mem::replace(&mut *state, State::Closed(error.clone()))
         };
+        if let State::Dialling(queue) = &old {
+            // Nobody waits for what was only told: it is counted, as everything nobody took.
+            let told = queue.iter().filter(|queued| queued.header.tell).count();
+            self.metrics.dead_letters.add(told as u64);
+        }
         drop(old);
-        let calls: Vec<_> = self.calls.lock().drain().collect();
+        // In the order they were made, so that a failure runs its course in one way.
+        let mut calls: Vec<_> = self.calls.lock().drain().collect();
+        calls.sort_unstable_by_key(|(id, _)| *id);
         for (_, call) in calls {
             call.event(ReplyEvent::Error(error.clone()));
         }
@@ -228,6 +235,7 @@ impl Link {
         let reading = Reading { max_message: config.max_message, metrics: config.metrics, role };
         let (read_small, read_bulk) = reading.lanes(small_in, bulk_in);
         let reason = tokio::select! {
+            biased;
             done = write_small => done.err().map(|e| e.to_string()),
             done = write_bulk => done.err().map(|e| e.to_string()),
             done = both(read_small, read_bulk) => done.err().map(|e| e.to_string()),
@@ -252,6 +260,7 @@ async fn both<E>(
 ) -> std::result::Result<(), E> {
     tokio::pin!(small, bulk);
     let rest = tokio::select! {
+        biased;
         done = &mut small => {
             done?;
             tokio::time::timeout(LAST_WORDS, bulk).await

@@ -142,6 +142,7 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
     let writing = async { tokio::try_join!(write_small, write_bulk) };
     tokio::pin!(writing);
     let ended = tokio::select! {
+        biased;
         done = &mut writing => done.err().map(|e| e.to_string()),
         done = read_small => done.err().map(|e| e.to_string()),
         done = read_bulk => done.err().map(|e| e.to_string()),
@@ -163,7 +164,8 @@ struct CloseOnDrop(Arc<Session>, Arc<Closing>);
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.outbox.lock().take();
-        let calls: Vec<_> = self.0.calls.lock().drain().collect();
+        let mut calls: Vec<_> = self.0.calls.lock().drain().collect();
+        calls.sort_unstable_by_key(|(id, _)| *id);
         for (_, call) in calls {
             call.cancel.fire();
             call.credit.close();

@@ -93,6 +93,15 @@ impl Driver {
                 }
             };
             tokio::select! {
+                // In this order: a late timer is taken for this node's sickness (M2), and probes are answered while names are
+                // published in bulk. Nothing here is left to chance, so that a seed decides a test's run.
+                biased;
+                () = timer => self.fire_due(),
+                _ = roots.tick() => self.send_root(),
+                event = events.recv() => match event {
+                    Some(event) => self.control_event(event),
+                    None => return,
+                },
                 input = inputs.recv() => match input {
                     Some(Input::Leave(done)) => {
                         self.leave().await;
@@ -102,12 +111,6 @@ impl Driver {
                     Some(input) => self.input(input),
                     None => return,
                 },
-                event = events.recv() => match event {
-                    Some(event) => self.control_event(event),
-                    None => return,
-                },
-                () = timer => self.fire_due(),
-                _ = roots.tick() => self.send_root(),
             }
         }
     }

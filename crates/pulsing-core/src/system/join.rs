@@ -59,6 +59,7 @@ pub(super) async fn join(inner: &Arc<Inner>, timeout: Option<Duration>) -> Resul
                 return Ok(());
             }
             tokio::select! {
+                biased;
                 changed = changes.changed() => if changed.is_err() { return Err(Error::ShutDown) },
                 () = &mut pause => break,
             }

@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn a_segment_is_sent_again_with_growing_pauses() {
-        let seconds = |s: f64| Faults::resent_after(Duration::from_secs_f64(s)).as_secs_f64();
-        assert_eq!([seconds(0.0), seconds(0.1), seconds(0.3), seconds(20.0)], [0.0, 0.2, 0.6000000000000001, 25.4]);
+        let resent = |ms| Faults::resent_after(Duration::from_millis(ms)).as_millis();
+        assert_eq!([resent(0), resent(100), resent(300), resent(20_000)], [0, 200, 600, 25_400]);
     }
 
     #[test]
