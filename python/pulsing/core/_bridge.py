@@ -11,6 +11,7 @@ from typing import Any
 from pulsing import _core
 from pulsing.core._errors import from_core
 from pulsing.core._timers import Timers
+from pulsing.core._watchdog import LoopWatch
 
 (
     VALUE,
@@ -42,6 +43,7 @@ class LoopBridge:
         self.handlers: dict[int, Handler] = {}
         self.closers: list[Callable[[], Awaitable[None]]] = []
         self.timers = Timers(loop)
+        self.watch = LoopWatch(loop)
         self.closed = False
         self._sentinel: AsyncGenerator[None, None] | None = None
         loop.add_reader(self.core.fileno(), self._drain)
@@ -99,6 +101,7 @@ class LoopBridge:
         if not self.loop.is_closed():
             self.loop.remove_reader(self.core.fileno())
         self.core.close()
+        self.watch.close()
         self.handlers.clear()
 
     def _drain(self) -> None:

@@ -76,6 +76,9 @@ class Handlers:
         if d.state == DONE:
             return
         d.state = RUNNING
+        watch = self._cell.system.watch
+        if watch.asleep:
+            watch.wake()
         spec = d.spec
         if spec.exclusive:
             self.exclusive = d
@@ -90,6 +93,7 @@ class Handlers:
         cell = self._cell
         system = cell.system
         self.running.add(d)
+        system.watch.running += 1
         self._unstarted += 1
         if system.nesting < _NESTING:
             system.nesting += 1
@@ -137,6 +141,7 @@ class Handlers:
         if self.exclusive is d:
             self.exclusive = None
         self.running.discard(d)
+        self._cell.system.watch.running -= 1
         if d.state != DONE:
             d.finish()
         # A task that only we know has nobody left to tell of its end.
@@ -276,8 +281,16 @@ class Handlers:
 
         task = cell.system.loop.create_task(run(), context=cell.context.copy())
         self._protocol_tasks.add(task)
-        task.add_done_callback(self._protocol_tasks.discard)
+        watch = cell.system.watch
+        watch.running += 1
+        if watch.asleep:
+            watch.wake()
+        task.add_done_callback(self._protocol_over)
         return task
+
+    def _protocol_over(self, task: asyncio.Task[None]) -> None:
+        self._protocol_tasks.discard(task)
+        self._cell.system.watch.running -= 1
 
     def cancel_protocols(self) -> None:
         """Cancels the protocol calls that still run."""

@@ -77,6 +77,7 @@ class ActorSystem:
         self.core = core
         self.loop = bridge.loop
         self.timers = bridge.timers
+        self.watch = bridge.watch
         self.config = config
         self.default_timeout = config.default_timeout
         self.debug_copy = os.environ.get("PULSING_DEBUG_COPY") == "1"
