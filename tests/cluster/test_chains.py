@@ -133,7 +133,7 @@ def test_r1_a_call_to_an_actor_whose_restart_asks_its_caller_ends_and_the_restar
             with pytest.raises(RuntimeError, match="crashed"):
                 await crasher.crash()
             # The waiter is busy with a call that waits for the restart, which waits for the waiter.
-            with pytest.raises(PulsingTimeoutError, match="work"):
+            with pytest.raises(PulsingTimeoutError):
                 await waiter.wait_on_peer(0.3)
             await eventually("the restart is over", lambda: Crasher.cls.ready == 2)
             assert await waiter.wait_on_peer(10.0) == "worked"
