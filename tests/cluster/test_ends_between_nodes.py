@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -195,5 +196,71 @@ def test_r9_the_loss_of_a_node_ends_watches_and_linked_actors(how: signal.Signal
             finally:
                 process.kill()
                 process.wait()
+
+    run(main())
+
+
+@pul.remote
+class Busy:
+    """Lives in a process of its own."""
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def slow(self, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "done"
+
+    def hold(self, seconds: int) -> None:
+        # PyDLL, unlike CDLL, keeps the interpreter to itself.
+        ctypes.PyDLL(None).sleep(seconds)
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_r4_an_actor_in_a_process_of_its_own_ends_like_any_other_and_takes_the_process_along() -> None:
+    async def main() -> None:
+        async with local_system() as system:
+            for how, reason in (("drain", "stopped"), ("stop", "stopped"), ("kill", "killed")):
+                one = await Busy.spawn(system=system, new_process=True)
+                pid = await one.pid()
+                watch = pul.watch(one)
+                last = asyncio.create_task(one.slow(0.1))
+                await asyncio.sleep(0.02)
+                await asyncio.wait_for(getattr(system, how)(one), 20)
+                assert not alive(pid)
+                assert (await asyncio.wait_for(watch, 20)).reason == reason
+                if how == "kill":
+                    with pytest.raises(ActorStoppedError):
+                        await last
+                else:
+                    assert await last == "done"
+
+    run(main())
+
+
+def test_r4_kill_ends_a_process_whose_interpreter_is_held() -> None:
+    async def main() -> None:
+        async with local_system() as system:
+            one = await Busy.spawn(system=system, new_process=True)
+            linked = await Far.spawn(system=system)
+            await pul.link(linked, one)
+            watch, fate = pul.watch(one), pul.watch(linked)
+            pid = await one.pid()
+            held = asyncio.create_task(one.options(timeout=None).hold(600))
+            await asyncio.sleep(0.1)
+            await asyncio.wait_for(system.kill(one), 20)
+            assert not alive(pid)
+            assert (await asyncio.wait_for(watch, 20)).reason == "node_lost"
+            assert (await asyncio.wait_for(fate, 5)).reason == "failed"
+            with pytest.raises(pul.PulsingError):
+                await held
 
     run(main())

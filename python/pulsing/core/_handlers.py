@@ -243,7 +243,7 @@ class Handlers:
             raise error
         else:
             if d.one_way:
-                _log.error("%s.%s, called by tell, failed", cell.label, d.spec.name, exc_info=error)
+                _log.error("%s.%s, told %s, failed", cell.label, d.spec.name, _whence(cell, d), exc_info=error)
             d.fail(as_raised(error))
             cell.life.failed(error)
 
@@ -296,6 +296,13 @@ class Handlers:
         """Cancels the protocol calls that still run."""
         for task in list(self._protocol_tasks):
             task.cancel()
+
+
+def _whence(cell: Cell, d: Delivery) -> str:
+    """Where a message came from that nobody waits for: who reads of its failure can look there."""
+    if d.site is not None:
+        return f"at {d.site[0]}:{d.site[1]}"
+    return f"by actor {cell.system.label_of(d.sender)}" if d.sender is not None else "from elsewhere"
 
 
 def _call_in(cell: Cell, d: Delivery) -> Any:

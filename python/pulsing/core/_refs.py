@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from sys import modules
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,8 @@ from pulsing.core._reply import LocalReply, NoReply
 from pulsing.exceptions import ActorNotFoundError, PulsingTimeoutError, SystemShutDownError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from pulsing.core._proxy import ActorProxy
     from pulsing.core._system import ActorSystem
 
@@ -207,6 +210,7 @@ class ActorRef:
             args, kwargs = system.copied((args, kwargs))
         d = Delivery(loop, spec, args, kwargs, _NOBODY)
         d.one_way = True
+        d.site = _call_site()
         if context is not None:
             d.sender = context.cell.raw
         if trace is not None:
@@ -258,6 +262,16 @@ class ActorRef:
 
 
 _NOBODY = NoReply()
+
+
+def _call_site() -> tuple[str, int] | None:
+    """File and line of the code outside of this package that is running; None if only the event loop is."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__package__") == __package__:
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__package__") == "asyncio":
+        return None
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 class _TellReply(NoReply):
