@@ -302,6 +302,7 @@ class System:
         streams: int = 0,
         stream_items: int = 0,
         dead_letters: int = 0,
+        bytes_copied: int = 0,
     ) -> None:
         """Adds what happened inside Python, where local calls stay, to the node's counters."""
 

@@ -7,6 +7,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::payload;
+
 /// Received bytes. Writable when nobody else holds them, so that an array built on them can be changed in place.
 #[pyclass(frozen, module = "pulsing._core")]
 pub(crate) struct Buffer {
@@ -44,7 +46,10 @@ impl Buffer {
     }
     /// Takes `bytes` writable, copying them when somebody else holds them too.
     pub(crate) fn writable(bytes: Bytes) -> Self {
-        Self::unique(bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..])))
+        Self::unique(bytes.try_into_mut().unwrap_or_else(|shared| {
+            payload::note_copied(shared.len());
+            BytesMut::from(&shared[..])
+        }))
     }
     fn unique(mut bytes: BytesMut) -> Self {
         Self { data: bytes.as_mut_ptr(), len: bytes.len(), writable: true, _owner: Owner::Unique { _bytes: bytes } }

@@ -1,6 +1,7 @@
 //! Payloads between Python objects and [`Payload`].
 
 use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -22,6 +23,21 @@ const LEND_FROM: usize = 64 * 1024;
 static GRAVEYARD: Mutex<Vec<PyBuffer<u8>>> = Mutex::new(Vec::new());
 /// The queues whose loops may release it.
 static MOURNERS: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
+
+/// Bytes of large buffers copied here since it was last asked for.
+static COPIED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a copy, unless it is small.
+pub(crate) fn note_copied(len: usize) {
+    if len >= LEND_FROM {
+        COPIED.fetch_add(len as u64, Ordering::Relaxed);
+    }
+}
+
+/// Takes the count of copied bytes. It is the process's: a node that shares the process with others may get theirs.
+pub(crate) fn copied() -> u64 {
+    COPIED.swap(0, Ordering::Relaxed)
+}
 
 /// Releases what the network gave back. Call it attached.
 pub(crate) fn bury() {
@@ -88,6 +104,7 @@ pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, owner: Owner) -> PyResult<Byte
     if export.len_bytes() >= LEND_FROM && (owner == Owner::Waits || export.readonly()) {
         return Ok(Bytes::from_owner(Lent(ManuallyDrop::new(export))));
     }
+    note_copied(export.len_bytes());
     Ok(Bytes::from(export.to_vec(object.py())?))
 }
 

@@ -269,6 +269,7 @@ impl System {
         runtime::check_fork()?;
         let dict = PyDict::new(py);
         let m = self.core.metrics();
+        m.bytes_copied.add(payload::copied());
         for (name, counter) in [
             ("actors_created", &m.actors_created),
             ("actors_stopped", &m.actors_stopped),
@@ -282,6 +283,7 @@ impl System {
             ("stream_items", &m.stream_items),
             ("bytes_in", &m.bytes_in),
             ("bytes_out", &m.bytes_out),
+            ("bytes_copied", &m.bytes_copied),
             ("refused", &m.refused),
             ("suspicions", &m.suspicions),
             ("refutations", &m.refutations),
@@ -291,14 +293,23 @@ impl System {
         Ok(dict)
     }
     /// Adds what happened inside Python, where local calls stay, to the node's counters.
-    #[pyo3(signature = (*, messages = 0, restarts = 0, streams = 0, stream_items = 0, dead_letters = 0))]
-    fn count(&self, messages: u64, restarts: u64, streams: u64, stream_items: u64, dead_letters: u64) {
+    #[pyo3(signature = (*, messages = 0, restarts = 0, streams = 0, stream_items = 0, dead_letters = 0, bytes_copied = 0))]
+    fn count(
+        &self,
+        messages: u64,
+        restarts: u64,
+        streams: u64,
+        stream_items: u64,
+        dead_letters: u64,
+        bytes_copied: u64,
+    ) {
         let metrics = self.core.metrics();
         metrics.messages.add(messages);
         metrics.actors_restarted.add(restarts);
         metrics.streams.add(streams);
         metrics.stream_items.add(stream_items);
         metrics.dead_letters.add(dead_letters);
+        metrics.bytes_copied.add(bytes_copied + payload::copied());
     }
     /// Completes with an instance dict.
     #[pyo3(signature = (bridge, token, name, node = None, timeout = 0.0))]

@@ -229,7 +229,7 @@ class Inlet:
                 raise unreadable(error, f"a message for actor {cell.label}", node) from error
             return resolve_call(cell, op, name, args, kwargs), packed[0] if packed else None
         if call.codec == RAW:
-            message = decode(RAW, call.head, call.buffers, None)
+            message = decode(RAW, call.head, call.buffers, cell.system)
             beside = loads(bytes(call.buffers[1])) if len(call.buffers) > 1 else None
             return resolve_call(cell, OP_MESSAGE, "", (message,), {}), beside
         raise PulsingRuntimeError(

@@ -209,6 +209,8 @@ def loads(head: bytes, buffers: Sequence[Any] = (), system: ActorSystem | None =
         if head[:1] != _PIECES:
             return pickle.loads(head, buffers=buffers)
         count = int.from_bytes(head[1:5], "little")
+        if _decoding.system is not None:
+            _decoding.system.counts.bytes_copied += sum(len(piece) for piece in buffers[:count])
         return pickle.Unpickler(_Joined(buffers[:count]), buffers=buffers[count:]).load()
     finally:
         _decoding.system = before

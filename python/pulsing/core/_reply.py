@@ -267,7 +267,10 @@ def decode(codec: int, head: bytes, buffers: list[Any], system: Any) -> Any:
 
         return loads(head, buffers, system)
     if codec == RAW:
-        return Message(head.decode(), bytes(buffers[0]) if buffers else b"")
+        body = bytes(buffers[0]) if buffers else b""
+        if system is not None and len(body) >= 1 << 16:
+            system.counts.bytes_copied += len(body)
+        return Message(head.decode(), body)
     if codec == JSON:
         import json
 

@@ -49,10 +49,11 @@ _STATUS = {"alive": "Alive", "suspect": "Suspect", "down": "Dead", "left": "Left
 class Counts:
     """What happened inside Python, until it is told to the node's metrics."""
 
-    __slots__ = ("dead_letters", "inbound", "local", "restarts", "stream_items", "streams")
+    __slots__ = ("bytes_copied", "dead_letters", "inbound", "local", "restarts", "stream_items", "streams")
 
     def __init__(self) -> None:
         self.local = self.inbound = self.restarts = self.streams = self.stream_items = self.dead_letters = 0
+        self.bytes_copied = 0
 
 
 def node_of(value: str | int | NodeId | None) -> NodeId | None:
@@ -637,6 +638,7 @@ class ActorSystem:
             streams=counts.streams,
             stream_items=counts.stream_items,
             dead_letters=counts.dead_letters,
+            bytes_copied=counts.bytes_copied,
         )
 
     def __repr__(self) -> str:

@@ -48,6 +48,9 @@ pub struct Metrics {
     pub bytes_in: Counter,
     /// Bytes written to peers.
     pub bytes_out: Counter,
+    /// Bytes of large data that a binding copied between its language's objects and messages, for want of a way to lend
+    /// or hand over their memory.
+    pub bytes_copied: Counter,
     /// Peers refused at the handshake.
     pub refused: Counter,
     /// Suspicions raised by this node.

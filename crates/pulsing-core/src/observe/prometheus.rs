@@ -34,7 +34,7 @@ pub(super) fn render(source: &dyn ObserveSource) -> String {
     let instances: usize = names.values().map(Vec::len).sum();
     one("pulsing_registry_instances", "gauge", "Published instances this node knows of.", "", instances as f64);
 
-    let counters: [(&str, &str, &Counter); 15] = [
+    let counters: [(&str, &str, &Counter); 16] = [
         ("pulsing_actors_created_total", "Actors registered since the start.", &metrics.actors_created),
         ("pulsing_actors_stopped_total", "Actors unregistered since the start.", &metrics.actors_stopped),
         ("pulsing_actors_restarted_total", "Actors restarted by supervision.", &metrics.actors_restarted),
@@ -47,6 +47,7 @@ pub(super) fn render(source: &dyn ObserveSource) -> String {
         ("pulsing_stream_items_total", "Stream items delivered to callers here.", &metrics.stream_items),
         ("pulsing_bytes_received_total", "Bytes read from peers.", &metrics.bytes_in),
         ("pulsing_bytes_sent_total", "Bytes written to peers.", &metrics.bytes_out),
+        ("pulsing_bytes_copied_total", "Bytes copied between objects and messages.", &metrics.bytes_copied),
         ("pulsing_refused_peers_total", "Peers refused at the handshake.", &metrics.refused),
         ("pulsing_suspicions_total", "Suspicions raised by this node.", &metrics.suspicions),
         ("pulsing_refutations_total", "Suspicions about this node that it refuted.", &metrics.refutations),
