@@ -27,8 +27,9 @@ from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._life import STOP_GRACE
 from pulsing.core._lifecycle import check_fork
 from pulsing.core._loop_thread import LoopThread
+from pulsing.core._options import DEFAULT, Timeout
 from pulsing.core._proxy import ActorProxy, BoundMethod
-from pulsing.core._refs import DEFAULT, ActorRef, Timeout
+from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass
 from pulsing.core._streams import WINDOW, StreamReader
 from pulsing.core._system import ActorSystem
@@ -242,14 +243,23 @@ class Proxy:
         """The same actor for code with an event loop."""
         return self._proxy
 
-    def options(self, *, timeout: Timeout = DEFAULT, no_wait: bool = False) -> Proxy:
+    def options(
+        self, *, timeout: Timeout = DEFAULT, no_wait: bool | None = None, idempotent: bool | None = None
+    ) -> Proxy:
         """The same actor, called otherwise; see `ActorProxy.options`."""
-        return Proxy(self._proxy.options(timeout=timeout, no_wait=no_wait))
+        return Proxy(self._proxy.options(timeout=timeout, no_wait=no_wait, idempotent=idempotent))
 
-    def ask(self, msg: Any, *, timeout: Timeout = DEFAULT, no_wait: bool = False) -> Any:
-        """Sends a message to the actor's `receive` and returns its answer; see `ActorRef.ask`."""
-        (msg,), _ = _theirs((msg,), {})
-        return _wait(self.ref, lambda: self._proxy.ask(msg, timeout=timeout, no_wait=no_wait))
+    def ask(
+        self,
+        msg: Any,
+        *,
+        timeout: Timeout = DEFAULT,
+        no_wait: bool | None = None,
+        idempotent: bool | None = None,
+    ) -> Any:
+        """Sends a message to the actor's `receive` and returns its answer; see `ActorProxy.ask`."""
+        sent = _their(msg)
+        return _wait(self.ref, lambda: self._proxy.ask(sent, timeout=timeout, no_wait=no_wait, idempotent=idempotent))
 
     def tell(self, first: Any, *args: Any, **kwargs: Any) -> None:
         """Sends without an answer, and returns when there is a place for it; see `ActorProxy.tell`."""
@@ -297,9 +307,11 @@ class Method:
         args, kwargs = _theirs(args, kwargs)
         return _wait(self._ref, lambda: self._method(*args, **kwargs))
 
-    def options(self, *, timeout: Timeout = DEFAULT, no_wait: bool = False) -> Method:
+    def options(
+        self, *, timeout: Timeout = DEFAULT, no_wait: bool | None = None, idempotent: bool | None = None
+    ) -> Method:
         """The same method, called otherwise; see `ActorProxy.options`."""
-        return Method(self._ref, self._method.options(timeout=timeout, no_wait=no_wait))
+        return Method(self._ref, self._method.options(timeout=timeout, no_wait=no_wait, idempotent=idempotent))
 
     def tell(self, *args: Any, **kwargs: Any) -> None:
         """Calls the method without waiting for an answer."""

@@ -23,19 +23,20 @@ from pulsing.core.messaging import Message, StreamMessage
 from pulsing.exceptions import PulsingRuntimeError
 
 if TYPE_CHECKING:
-    from pulsing.core._refs import ActorRef, Options
+    from pulsing.core._options import Options
+    from pulsing.core._refs import ActorRef
     from pulsing.core._system import ActorSystem
 
-PLAIN = frozenset({int, float, str, bytes, bool, type(None), list, dict, tuple, set})
+PLAIN_TYPES = frozenset({int, float, str, bytes, bool, type(None), list, dict, tuple, set})
 """Types that need no look: neither streams themselves, nor asked whether something in them is."""
 
 
 def carries_stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether one of the arguments is a stream."""
     for one in args:
-        if type(one) not in PLAIN and is_stream(one):
+        if type(one) not in PLAIN_TYPES and is_stream(one):
             return True
-    return any(type(one) not in PLAIN and is_stream(one) for one in kwargs.values())
+    return any(type(one) not in PLAIN_TYPES and is_stream(one) for one in kwargs.values())
 
 
 def is_stream(value: Any) -> bool:
@@ -68,13 +69,18 @@ async def ask_streaming(
 
     A call that is answered by a stream is over when that stream is.
     """
+    if options.idempotent:
+        raise ValueError(
+            f"an idempotent call of {ref._label()}.{name or 'receive'} cannot carry a stream: it could not be sent "
+            "again once items of the stream are gone"
+        )
     system = ref._system
     bridge = bridge_of(asyncio.get_running_loop())
     here = ref.is_local() and bridge.loop is system.loop and not system.debug_copy
     sources: list[Source] = []
 
     def sent(value: Any) -> Any:
-        if type(value) in PLAIN or not is_stream(value):
+        if type(value) in PLAIN_TYPES or not is_stream(value):
             return value
         source = Source(system, bridge, value, f"{ref._label()}.{name or 'receive'}")
         sources.append(source)

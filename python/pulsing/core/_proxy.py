@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Generator
 from typing import Any, NoReturn, Self
 
-from pulsing.core._arguments import PLAIN, ask_streaming, carries_stream
+from pulsing.core._arguments import PLAIN_TYPES, ask_streaming, carries_stream
 from pulsing.core._dispatch import HOOKS, methods_of
-from pulsing.core._refs import DEFAULT, OP_AUTO, OP_CALL, ActorRef, Options, Timeout
+from pulsing.core._options import DEFAULT, PLAIN, Options, Timeout
+from pulsing.core._refs import OP_AUTO, OP_CALL, ActorRef
 from pulsing.core._streams import StreamReader
 from pulsing.core.messaging import Message
 
@@ -39,7 +40,7 @@ class ActorProxy:
     def __init__(self, ref: ActorRef, methods: Any = None, options: Options | None = None) -> None:
         self._ref = ref
         self._methods = None if methods is None else frozenset(methods)
-        self._options = options or Options()
+        self._options = options or PLAIN
 
     @property
     def ref(self) -> ActorRef:
@@ -60,18 +61,35 @@ class ActorProxy:
         """True when the actor lives on this node."""
         return self._ref.is_local()
 
-    def options(self, *, timeout: Timeout = DEFAULT, no_wait: bool = False) -> ActorProxy:
-        """The same actor, called otherwise.
+    def options(
+        self, *, timeout: Timeout = DEFAULT, no_wait: bool | None = None, idempotent: bool | None = None
+    ) -> ActorProxy:
+        """The same actor, called otherwise; what is not given stays as it is.
 
         Args:
-            timeout: Seconds until the first answer; None for ever. Default: the system's (30 s).
+            timeout: Seconds until the first answer; None for ever. At first: the system's (30 s).
             no_wait: Raise `MailboxFull` instead of waiting in a full mailbox.
-        """
-        return ActorProxy(self._ref, self._methods, Options(timeout, no_wait))
+            idempotent: Calls may run twice: one whose connection breaks is sent again until its timeout. Without
+                effect within a process.
 
-    async def ask(self, msg: Any, *, timeout: Timeout = DEFAULT, no_wait: bool = False) -> Any:
-        """Sends a message to the actor's `receive`; see `ActorRef.ask`."""
-        return await self._ref.ask(msg, timeout=timeout, no_wait=no_wait)
+        Raises:
+            TypeError, ValueError: Not seconds above 0, not a flag.
+        """
+        return ActorProxy(self._ref, self._methods, self._options.changed(timeout, no_wait, idempotent))
+
+    async def ask(
+        self,
+        msg: Any,
+        *,
+        timeout: Timeout = DEFAULT,
+        no_wait: bool | None = None,
+        idempotent: bool | None = None,
+    ) -> Any:
+        """Sends a message to the actor's `receive`, with the proxy's options but for those given: `ActorRef.ask`."""
+        options = self._options
+        if timeout is not DEFAULT or no_wait is not None or idempotent is not None:
+            options = options.changed(timeout, no_wait, idempotent)
+        return await self._ref.ask_with(msg, options)
 
     async def tell(self, first: Any, *args: Any, **kwargs: Any) -> None:
         """Sends without an answer: ``tell(message)`` to `receive`, ``tell("method", *args, **kwargs)`` to a method.
@@ -128,7 +146,7 @@ class BoundMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> MethodCall:
         # Here and not in a function of its own: every call passes, and few have more than plain values.
         for one in args:
-            if type(one) not in PLAIN:
+            if type(one) not in PLAIN_TYPES:
                 return self._with_objects(args, kwargs)
         if kwargs:
             return self._with_objects(args, kwargs)
@@ -138,9 +156,11 @@ class BoundMethod:
         ask = ask_streaming if carries_stream(args, kwargs) else ActorRef._ask
         return MethodCall(ask(self._ref, OP_CALL, self._name, args, kwargs, self._options), self._name)
 
-    def options(self, *, timeout: Timeout = DEFAULT, no_wait: bool = False) -> BoundMethod:
+    def options(
+        self, *, timeout: Timeout = DEFAULT, no_wait: bool | None = None, idempotent: bool | None = None
+    ) -> BoundMethod:
         """The same method, called otherwise; see `ActorProxy.options`."""
-        return BoundMethod(self._ref, self._name, Options(timeout, no_wait))
+        return BoundMethod(self._ref, self._name, self._options.changed(timeout, no_wait, idempotent))
 
     def tell(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, None]:
         """Calls the method without waiting for an answer."""

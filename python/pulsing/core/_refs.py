@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable, Coroutine
 from sys import modules
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from pulsing.core._arguments import ask_streaming, carries_stream, no_stream_in_tell
+from pulsing.core._arguments import PLAIN_TYPES, ask_streaming, carries_stream, is_stream, no_stream_in_tell
 from pulsing.core._context import CallContext, current
 from pulsing.core._delivery import Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_MESSAGE
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import resolve_call
+from pulsing.core._options import DEFAULT, PLAIN, Default, Options, Timeout
 from pulsing.core._outbound import remote_ask, remote_tell
 from pulsing.core._propagate import OTEL, chosen, gather
+from pulsing.core._repeat import repeated
 from pulsing.core._reply import LocalReply, NoReply
 from pulsing.exceptions import ActorNotFoundError, PulsingTimeoutError, SystemShutDownError
 
@@ -24,37 +27,6 @@ if TYPE_CHECKING:
     from pulsing.core._proxy import ActorProxy
     from pulsing.core._system import ActorSystem
 
-
-class _Default:
-    """Stands for "what the system says" where None means "for ever"."""
-
-    def __repr__(self) -> str:
-        return "the system's default"
-
-
-DEFAULT: Final = _Default()
-
-Timeout = float | None | _Default
-
-
-class Options:
-    """How calls are made.
-
-    Args:
-        timeout: Seconds until the first answer; None for ever.
-        no_wait: Raise `MailboxFull` instead of waiting in a full mailbox.
-    """
-
-    __slots__ = ("no_wait", "timeout")
-
-    def __init__(self, timeout: Timeout = DEFAULT, no_wait: bool = False) -> None:
-        if isinstance(timeout, (int, float)) and not timeout > 0:
-            raise ValueError(f"timeout={timeout}: expected seconds above 0, or None for ever")
-        self.timeout = timeout
-        self.no_wait = no_wait
-
-
-_PLAIN = Options()
 
 _TURN = 32
 """Calls answered on the spot after which the caller gives the loop a turn."""
@@ -77,13 +49,22 @@ class ActorRef:
         """True when the actor lives on this system's node."""
         return self._local
 
-    async def ask(self, msg: Any, *, timeout: Timeout = DEFAULT, no_wait: bool = False) -> Any:
+    def options(
+        self, *, timeout: Timeout = DEFAULT, no_wait: bool | None = None, idempotent: bool | None = None
+    ) -> ActorProxy:
+        """A proxy of the actor, called otherwise: ``ref.options(timeout=1.0).ask(msg)``; see `ActorProxy.options`."""
+        return self.as_any().options(timeout=timeout, no_wait=no_wait, idempotent=idempotent)
+
+    async def ask(
+        self, msg: Any, *, timeout: Timeout = DEFAULT, no_wait: bool = False, idempotent: bool = False
+    ) -> Any:
         """Sends a message to the actor's `receive` and returns its answer.
 
         Args:
             msg: Any picklable object, or a `Message`.
             timeout: Seconds; None for ever. Default: the system's (30 s).
             no_wait: Raise instead of waiting in a full mailbox.
+            idempotent: The message may be handled twice: send it again when the connection breaks.
 
         Raises:
             Exception: What the handler raised, as its own type.
@@ -91,14 +72,18 @@ class ActorRef:
             MailboxFull: With `no_wait` only.
             ActorStoppedError, ActorNotFoundError, ConnectionLostError: As they say.
         """
-        options = Options(timeout, no_wait)
-        if carries_stream((msg,), {}):
+        plain = timeout is DEFAULT and not no_wait and not idempotent
+        return await self.ask_with(msg, PLAIN if plain else Options(timeout, no_wait, idempotent))
+
+    async def ask_with(self, msg: Any, options: Options) -> Any:
+        """`ask`, with options that stand already."""
+        if type(msg) not in PLAIN_TYPES and is_stream(msg):
             return await ask_streaming(self, OP_MESSAGE, "", (msg,), {}, options)
         return await self._ask(OP_MESSAGE, "", (msg,), {}, options)
 
     async def tell(self, msg: Any, *, no_wait: bool = False) -> None:
         """Sends a message without an answer; waits only for a place in a full mailbox."""
-        await self._tell(OP_MESSAGE, "", (msg,), {}, Options(DEFAULT, no_wait))
+        await self._tell(OP_MESSAGE, "", (msg,), {}, Options(DEFAULT, no_wait) if no_wait else PLAIN)
 
     def as_any(self) -> ActorProxy:
         """A proxy that forwards any method name."""
@@ -115,13 +100,13 @@ class ActorRef:
     # -- the path of a call -------------------------------------------------------------------------------------------
 
     async def _ask(
-        self, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options = _PLAIN
+        self, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options = PLAIN
     ) -> Any:
         system = self._system
         loop = asyncio.get_running_loop()
         context = current.get()
         limit = options.timeout
-        if isinstance(limit, _Default):
+        if isinstance(limit, Default):
             limit = system.default_timeout
         trace, carried = None if context is None else context.trace, None
         if chosen.active or OTEL in modules:
@@ -129,6 +114,9 @@ class ActorRef:
         if not self._local or loop is not system.loop:
             if context is not None:
                 limit = self._remainder(loop, context, limit, name)
+            if options.idempotent:
+                attempt = self._attempt(op, name, args, kwargs, options, context, trace, carried)
+                return await repeated(attempt, limit)
             return await remote_ask(self, op, name, args, kwargs, limit, options.no_wait, context, trace, carried)
         cell = system.cell_of(self._raw)
         if cell is None:
@@ -172,6 +160,20 @@ class ActorRef:
             raise
         return reply.take()
 
+    def _attempt(
+        self,
+        op: int,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+        context: CallContext | None,
+        trace: str | None,
+        carried: dict[str, Any] | None,
+    ) -> Callable[[float | None], Coroutine[Any, Any, Any]]:
+        # Not in `_ask`: variables that a closure shares are slower for all calls.
+        return lambda left: remote_ask(self, op, name, args, kwargs, left, options.no_wait, context, trace, carried)
+
     def _remainder(
         self, loop: asyncio.AbstractEventLoop, context: CallContext, limit: float | None, name: str
     ) -> float | None:
@@ -186,7 +188,7 @@ class ActorRef:
         return left
 
     async def _tell(
-        self, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options = _PLAIN
+        self, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options = PLAIN
     ) -> None:
         if carries_stream(args, kwargs):
             raise no_stream_in_tell(f"{self._label()}.{name or 'receive'}", args, kwargs)

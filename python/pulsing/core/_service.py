@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pulsing.core._dispatch import OP_CALL
 from pulsing.core._ids import ActorId, NodeId
+from pulsing.core._options import Options
 from pulsing.core._placement import PROCESS_OF, SERVICE_NAME
 from pulsing.core._proxy import ActorProxy
-from pulsing.core._refs import ActorRef, Options
+from pulsing.core._refs import ActorRef
 from pulsing.core._remote import import_class, registered
 from pulsing.core._spawn import Blueprint, Order, SpawnOptions, arrived
 from pulsing.core._supervision import RestartPolicy
