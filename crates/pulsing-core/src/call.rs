@@ -88,6 +88,8 @@ impl ReplyEvent {
 pub trait ReplySink: Send + Sync + 'static {
     /// Takes the next event. Exactly one terminal event arrives, and it is the last.
     fn event(&self, event: ReplyEvent);
+    /// A tell has a place in its actor's mailbox. Comes once, before the end.
+    fn accepted(&self) {}
 }
 
 /// The caller's control over a call that is out.
@@ -207,6 +209,16 @@ impl Call {
     }
 }
 
+/// Says that a tell has a place in its mailbox. Not to be called under a lock of the mailbox: it may deliver the next.
+pub struct Acceptance(Arc<dyn ReplySink>);
+
+impl Acceptance {
+    /// The message has its place. Idempotent.
+    pub fn give(&self) {
+        self.0.accepted();
+    }
+}
+
 /// The callee's end of a call. Dropped without an answer it fails the call with `ActorStopped`, so that a caller always
 /// learns something (R1).
 pub struct Responder {
@@ -225,6 +237,11 @@ impl Responder {
     /// Fires when the caller gives up.
     pub fn cancel_signal(&self) -> &CancelSignal {
         &self.cancel
+    }
+    /// What to call when the message has a place in the mailbox: whoever sent a tell may then send another (R3). Ending the
+    /// call does the same.
+    pub fn acceptance(&self) -> Acceptance {
+        Acceptance(Arc::clone(&self.sink))
     }
     /// Answers with one value.
     pub fn value(mut self, payload: Payload) {

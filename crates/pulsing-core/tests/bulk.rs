@@ -90,7 +90,7 @@ async fn r2_a_stalled_receiver_holds_up_no_other_pair() {
     b.resolve("echo", None, Duration::from_secs(2)).await.unwrap();
     for _ in 0..4 {
         let (payload, _) = lend(8 << 20);
-        b.tell(stalled, payload, CallOptions::default()).unwrap();
+        b.tell(stalled, payload, CallOptions::default()).await.unwrap();
     }
     for _ in 0..3 {
         let (payload, _) = lend(8 << 20);

@@ -42,7 +42,7 @@ async fn large_messages_keep_their_buffers_and_their_order() {
     let sizes = [10, 3 << 20, 20, 0, 1 << 20, 7];
     for size in sizes {
         let payload = raw("").with_buffers(vec![Bytes::from(vec![1; size])]);
-        b.tell(target, payload, CallOptions::default()).unwrap();
+        b.tell(target, payload, CallOptions::default()).await.unwrap();
     }
     let seen = ask(&b, target, "").await.unwrap().head;
     let expected: Vec<String> = sizes.iter().chain(&[0]).map(ToString::to_string).collect();

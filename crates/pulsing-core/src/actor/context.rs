@@ -86,12 +86,12 @@ impl ActorRef {
     pub async fn ask(&self, payload: Payload, options: CallOptions) -> Result<Reply> {
         self.system.call(self.target, payload, options).await
     }
-    /// Sends without a reply.
+    /// Sends without a reply; waits for room in a full mailbox.
     ///
     /// # Errors
     /// See [`System::tell`].
-    pub fn tell(&self, payload: Payload, options: CallOptions) -> Result<()> {
-        self.system.tell(self.target, payload, options)
+    pub async fn tell(&self, payload: Payload, options: CallOptions) -> Result<()> {
+        self.system.tell(self.target, payload, options).await
     }
     /// Waits for its end; see [`System::watch`].
     pub fn watch(&self) -> Watch {

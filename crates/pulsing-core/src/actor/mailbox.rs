@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::call::{Call, Mode};
+use crate::call::{Acceptance, Call, Mode};
 use crate::error::Error;
 use crate::id::ActorId;
 use crate::observe::Metrics;
@@ -15,10 +15,6 @@ use crate::system::{DEFAULT_GRACE, Displaced, Ending, Endpoint};
 
 /// Waiting messages a mailbox holds unless told otherwise (design R3).
 pub const DEFAULT_CAPACITY: usize = 256;
-
-/// Mailboxes full of messages without a reply that are kept beside the mailbox: nobody can be made to wait for them, and
-/// beyond this they are lost, logged and counted.
-const OVERFLOW: usize = 16;
 
 /// How far an actor is on its way out; it only goes forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,6 +75,12 @@ impl Mailbox {
                 }
                 // A caller that gave up while waiting is not served.
                 while let Some(call) = state.waiting.pop_front() {
+                    let placed = state.waiting.get(self.capacity - 1).and_then(acceptance);
+                    if let Some(placed) = placed {
+                        drop(state);
+                        placed.give();
+                        state = self.state.lock();
+                    }
                     if !call.responder.cancel_signal().is_cancelled() {
                         return Some(call);
                     }
@@ -146,27 +148,31 @@ impl Mailbox {
         self.wake.notify_one();
         let actor = self.actor;
         for call in refused {
+            self.metrics.dead_letters.inc();
             call.responder.error(Error::ActorStopped { actor });
         }
     }
+}
+
+/// What a tell's sender waits for once it has a place.
+fn acceptance(call: &Call) -> Option<Acceptance> {
+    (call.mode == Mode::Tell).then(|| call.responder.acceptance())
 }
 
 impl Endpoint for Mailbox {
     fn deliver(&self, call: Call) {
         let actor = self.actor;
         let mut given_up = VecDeque::new();
+        let mut placed = Vec::new();
         let refusal = {
             let mut state = self.state.lock();
             let waiting = state.waiting.len();
             if self.phase() != Phase::Open {
+                self.metrics.dead_letters.inc();
                 Error::ActorStopped { actor }
             } else if call.chain.contains(&actor) {
                 let chain: Vec<_> = call.chain.iter().chain([&actor]).map(ToString::to_string).collect();
                 Error::Deadlock { chain: chain.join(" -> ") }
-            } else if call.mode == Mode::Tell && waiting >= (1 + OVERFLOW) * self.capacity {
-                tracing::warn!(%actor, "mailbox is full: a message without a reply is dropped");
-                self.metrics.dead_letters.inc();
-                Error::MailboxFull { actor, capacity: self.capacity }
             } else if call.no_wait && waiting >= self.capacity {
                 Error::MailboxFull { actor, capacity: self.capacity }
             } else {
@@ -175,10 +181,16 @@ impl Endpoint for Mailbox {
                         state.waiting.drain(..).partition(|c| c.responder.cancel_signal().is_cancelled());
                     given_up = gone;
                     state.waiting = kept;
+                    // Those that moved up have a place, too.
+                    placed.extend(state.waiting.iter().take(self.capacity).filter_map(acceptance));
                     state.prune_at = 2 * state.waiting.len().max(self.capacity);
+                }
+                if state.waiting.len() < self.capacity {
+                    placed.extend(acceptance(&call));
                 }
                 state.waiting.push_back(call);
                 drop(state);
+                placed.iter().for_each(Acceptance::give);
                 self.wake.notify_one();
                 // Dropped only here: whom they tell may call again.
                 drop(given_up);

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::landing::Landing;
 use super::reader::{FrameReader, Head};
-use super::wire::{CallHeader, CreditHeader, ErrorHeader, Kind, RefHeader, ReplyHeader, decode};
+use super::wire::{AcceptedHeader, CallHeader, CreditHeader, ErrorHeader, Kind, RefHeader, ReplyHeader, decode};
 use crate::error::{Error, Result};
 use crate::observe::Metrics;
 use crate::payload::{Codec, Payload};
@@ -32,6 +32,8 @@ pub enum Inbound {
     Credit(CreditHeader),
     /// The caller gave up.
     Cancel(u64),
+    /// Tells found a place in their mailbox.
+    Accepted(AcceptedHeader),
     /// The peer has our bulk message whole.
     Arrived(u64),
 }
@@ -208,6 +210,7 @@ async fn read_lane(
                 Kind::End => Inbound::End(reference()?),
                 Kind::Credit => Inbound::Credit(decode(&header)?),
                 Kind::Cancel => Inbound::Cancel(reference()?),
+                Kind::Accepted => Inbound::Accepted(decode(&header)?),
                 Kind::Arrived => Inbound::Arrived(reference()?),
                 other => return Err(Error::Protocol(format!("{other:?} frame on a call link"))),
             };

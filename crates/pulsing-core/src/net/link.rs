@@ -1,8 +1,8 @@
 //! The caller's side of a link: dials two lanes to a node and carries every call of this node to it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use super::handshake::{Credentials, Lane};
 use super::inbound::{Inbound, Reading, Role, segments_of};
 use super::outbox::{Key, Outbox};
 use super::outcall::{Outcall, Route};
+use super::tells::{PendingTell, TellQueue, Tells, Ticket};
 use super::transport::Transport;
 use super::wire::{CallHeader, CreditHeader, Kind, RefHeader};
 use crate::call::{CallOptions, Mode, ReplyEvent, ReplySink};
@@ -53,6 +54,7 @@ pub struct Link {
     pub peer: Identity,
     state: Mutex<State>,
     calls: Mutex<HashMap<u64, Arc<Outcall>>>,
+    tells: Tells<Queued>,
     next: AtomicU64,
     tasks: Mutex<Vec<AbortHandle>>,
     metrics: Arc<Metrics>,
@@ -84,6 +86,7 @@ impl Link {
             peer,
             state: Mutex::new(State::Dialling(Vec::new())),
             calls: Mutex::default(),
+            tells: Tells::new(false),
             next: AtomicU64::new(1),
             tasks: Mutex::default(),
             metrics: Arc::clone(&config.metrics),
@@ -103,51 +106,83 @@ impl Link {
     }
 
     /// Sends a call; whatever becomes of it reaches `outcall`.
-    pub fn call(
+    pub fn call(self: &Arc<Self>, outcall: &Arc<Outcall>, actor: ActorId, payload: Payload, options: &CallOptions) {
+        let message = self.message(actor, Mode::Ask, payload, options);
+        let (id, key) = (message.header.call, message.key);
+        self.calls.lock().insert(id, Arc::clone(outcall));
+        outcall.set_route(Route::Link(Arc::downgrade(self), id, key));
+        let Some(message) = self.tells.ask(actor, options.sender, message) else { return };
+        if let Err(error) = self.send(message) {
+            self.calls.lock().remove(&id);
+            outcall.event(ReplyEvent::Error(error));
+        } else if outcall.is_over() {
+            // Given up before it was sent: what told the callee so came before the call.
+            self.cancel(id, key);
+        }
+    }
+
+    /// Sends a tell, or lets it wait.
+    ///
+    /// # Errors
+    /// `MailboxFull` with `no_wait` when it would have to wait for room; how the link ended.
+    pub fn tell(
         self: &Arc<Self>,
-        outcall: &Arc<Outcall>,
         actor: ActorId,
-        mode: Mode,
         payload: Payload,
         options: &CallOptions,
-    ) {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
+    ) -> Result<Option<PendingTell>> {
+        let message = self.message(actor, Mode::Tell, payload, options);
+        let mut failed = None;
+        let ticket = self.tells.tell(actor, options.sender, message, options.no_wait, |message| {
+            failed = self.send(message).err();
+        })?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        // Closed while it queued: nobody else will end it.
+        if let (Some(_), State::Closed(error)) = (&ticket, &*self.state.lock()) {
+            return Err(error.clone());
+        }
+        let queue: Weak<dyn TellQueue> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn TellQueue>));
+        Ok(ticket.map(|ticket| PendingTell::new(queue, actor, ticket)))
+    }
+
+    fn message(&self, actor: ActorId, mode: Mode, payload: Payload, options: &CallOptions) -> Queued {
         let header = CallHeader {
-            call: id,
+            call: self.next.fetch_add(1, Ordering::Relaxed),
             actor: id_bytes(actor),
             tell: mode == Mode::Tell,
             codec: u32::from(payload.codec.0),
             segments: segments_of(&payload),
-            timeout_ms: options.timeout.map(|t| t.as_millis() as u64),
+            timeout_ms: options.timeout.filter(|_| mode == Mode::Ask).map(|t| t.as_millis() as u64),
             sender: options.sender.map(id_bytes).unwrap_or_default(),
             chain: options.chain.iter().copied().map(id_bytes).collect(),
             trace: options.trace.clone().unwrap_or_default(),
-            no_wait: options.no_wait,
+            // A tell that has credit is kept beside a full mailbox: its sender has been told that it is on its way.
+            no_wait: options.no_wait && mode == Mode::Ask,
             window: options.window,
             message: 0,
             after: 0,
         };
-        let key = Key::Pair(options.sender, actor);
-        if mode == Mode::Ask {
-            self.calls.lock().insert(id, Arc::clone(outcall));
-            outcall.set_route(Route::Link(Arc::downgrade(self), id, key));
-        }
-        self.metrics.messages_sent.inc();
+        Queued { key: Key::Pair(options.sender, actor), header, payload }
+    }
+
+    fn send(&self, message: Queued) -> Result<()> {
         let mut state = self.state.lock();
         match &mut *state {
-            State::Dialling(queue) => queue.push(Queued { key, header, payload }),
-            State::Open(outbox) => send(outbox, key, header, payload),
-            State::Closed(error) => {
-                let error = error.clone();
-                drop(state);
-                self.calls.lock().remove(&id);
-                outcall.event(ReplyEvent::Error(error));
-                return;
-            }
+            State::Dialling(queue) => queue.push(message),
+            State::Open(outbox) => send(outbox, message),
+            State::Closed(error) => return Err(error.clone()),
         }
-        drop(state);
-        // Given up before it was sent: what told the callee so came before the call.
-        if mode == Mode::Ask && outcall.is_over() {
+        self.metrics.messages_sent.inc();
+        Ok(())
+    }
+
+    /// Sends what waited for credit. An ask that finds the link closed was ended with it.
+    fn send_late(&self, message: Queued) {
+        let (id, key, tell) = (message.header.call, message.key, message.header.tell);
+        if self.send(message).is_ok() && !tell && !self.calls.lock().contains_key(&id) {
+            // As in `call`.
             self.cancel(id, key);
         }
     }
@@ -155,6 +190,7 @@ impl Link {
     /// Tells the callee that nobody waits for this call any more.
     pub fn cancel(&self, id: u64, key: Key) {
         self.calls.lock().remove(&id);
+        self.tells.forget_asks(|waiting| waiting.header.call == id);
         let mut state = self.state.lock();
         match &mut *state {
             State::Dialling(queue) => queue.retain(|q| q.header.call != id),
@@ -181,12 +217,11 @@ impl Link {
             }
             std::mem::replace(&mut *state, State::Closed(error.clone()))
         };
-        if let State::Dialling(queue) = &old {
-            // Nobody waits for what was only told: it is counted, as everything nobody took.
-            let told = queue.iter().filter(|queued| queued.header.tell).count();
-            self.metrics.dead_letters.add(told as u64);
-        }
         drop(old);
+        let under_way = self.tells.close(error);
+        if under_way > 0 {
+            tracing::warn!(peer = %self.peer.addr, %error, "up to {under_way} messages sent by tell may be lost");
+        }
         // In the order they were made, so that a failure runs its course in one way.
         let mut calls: Vec<_> = self.calls.lock().drain().collect();
         calls.sort_unstable_by_key(|(id, _)| *id);
@@ -226,11 +261,12 @@ impl Link {
         {
             let mut state = self.state.lock();
             let State::Dialling(queue) = &mut *state else { return LinkEnd::Broken };
-            for Queued { key, header, payload } in std::mem::take(queue) {
-                send(&outbox, key, header, payload);
+            for message in std::mem::take(queue) {
+                send(&outbox, message);
             }
             *state = State::Open(outbox);
         }
+        self.tells.open(|message| self.send_late(message));
         let role: Arc<dyn Role> = Arc::clone(self) as Arc<dyn Role>;
         let reading = Reading { max_message: config.max_message, metrics: config.metrics, role };
         let (read_small, read_bulk) = reading.lanes(small_in, bulk_in);
@@ -310,6 +346,13 @@ impl Role for Link {
                     outbox.arrived(message);
                 }
             }
+            Inbound::Accepted(header) => {
+                let actor = ActorId::from_bytes(&header.actor)?;
+                self.tells.granted(actor, header.count, |message| self.send_late(message));
+                if header.ended {
+                    self.tells.ended(actor, |message| self.send_late(message));
+                }
+            }
             Inbound::Call(..) | Inbound::Credit(_) | Inbound::Cancel(_) => {
                 return Err(Error::Protocol("a callee sent what only callers send".into()));
             }
@@ -324,7 +367,16 @@ impl Role for Link {
     }
 }
 
-fn send(outbox: &Outbox, key: Key, header: CallHeader, payload: Payload) {
+impl TellQueue for Link {
+    fn withdraw(&self, actor: ActorId, ticket: &Arc<Ticket>) {
+        self.tells.withdraw(actor, ticket);
+        // An ask behind it may be free to go.
+        self.tells.granted(actor, 0, |message| self.send_late(message));
+    }
+}
+
+fn send(outbox: &Outbox, message: Queued) {
+    let Queued { key, header, payload } = message;
     outbox.send(key, header.call, Kind::Call, payload, |message, after| CallHeader { message, after, ..header });
 }
 

@@ -24,6 +24,7 @@ pub(crate) mod outcall;
 mod reader;
 pub(crate) mod secret;
 pub(crate) mod session;
+pub(crate) mod tells;
 pub mod tls;
 pub mod transport;
 pub mod wire;

@@ -1,10 +1,11 @@
 //! The callee's side of a link: calls from one node to the actors here.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -14,7 +15,8 @@ use super::deadline::{DeadlineKey, Deadlines};
 use super::handshake::Lane;
 use super::inbound::{Inbound, Reading, Role, segments_of};
 use super::outbox::{Key, Outbox};
-use super::wire::{CallHeader, ErrorHeader, Kind, RefHeader, ReplyHeader};
+use super::tells::TELL_WINDOW;
+use super::wire::{AcceptedHeader, CallHeader, ErrorHeader, Kind, RefHeader, ReplyHeader};
 use crate::call::{Call, CancelSignal, Mode, ReplyEvent, ReplySink, Responder};
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
@@ -23,6 +25,8 @@ use crate::observe::Metrics;
 use crate::payload::Payload;
 use crate::stream::Credit;
 
+/// Tells that found a place are told of after this long at the latest.
+const ACCEPTED_AFTER: Duration = Duration::from_millis(200);
 /// How long the second lane of a link may take to follow the first.
 const PAIRING_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -43,6 +47,9 @@ pub struct Session {
     peer: Identity,
     outbox: Mutex<Option<Outbox>>,
     calls: Mutex<HashMap<u64, Inflight>>,
+    /// Tells that found a place and were not told of yet.
+    accepted: Mutex<HashMap<ActorId, u32>>,
+    telling: AtomicBool,
     deliver: Weak<dyn Deliver>,
     deadlines: Arc<Deadlines>,
     metrics: Arc<Metrics>,
@@ -125,6 +132,8 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
         peer,
         outbox: Mutex::new(Some(outbox)),
         calls: Mutex::default(),
+        accepted: Mutex::default(),
+        telling: AtomicBool::new(false),
         deliver: config.deliver,
         deadlines: config.deadlines,
         metrics: Arc::clone(&config.metrics),
@@ -185,7 +194,7 @@ impl Session {
         let credit = Arc::new(Credit::new(header.window));
         let deadline = header.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
         let sink: Arc<dyn ReplySink> = if header.tell {
-            Arc::new(Nowhere)
+            Arc::new(TellSink { session: Arc::clone(self), actor, done: AtomicBool::new(false) })
         } else {
             let after = Duration::from_millis(header.timeout_ms.unwrap_or_default());
             let key = deadline.map(|at| {
@@ -231,6 +240,38 @@ impl Session {
         }
         call.cancel.fire();
         call.credit.close();
+    }
+
+    /// A tell to `actor` found its place. Half a window at a time is told at once: one frame for many, and the caller never
+    /// runs dry; the rest a little later, so that neither side keeps books on actors nobody tells anything.
+    fn accepted(self: &Arc<Self>, actor: ActorId) {
+        let due = {
+            let mut accepted = self.accepted.lock();
+            let count = accepted.entry(actor).or_default();
+            *count += 1;
+            if *count * 2 >= TELL_WINDOW { accepted.remove(&actor) } else { None }
+        };
+        if let Some(count) = due {
+            self.send_accepted(actor, count, false);
+        } else if !self.telling.swap(true, Ordering::AcqRel) {
+            let session = Arc::downgrade(self);
+            self.deadlines.insert(Instant::now() + ACCEPTED_AFTER, move || {
+                if let Some(session) = session.upgrade() {
+                    session.telling.store(false, Ordering::Release);
+                    let accepted = std::mem::take(&mut *session.accepted.lock());
+                    for (actor, count) in accepted {
+                        session.send_accepted(actor, count, false);
+                    }
+                }
+            });
+        }
+    }
+
+    fn send_accepted(&self, actor: ActorId, count: u32, ended: bool) {
+        let actor = Bytes::copy_from_slice(&actor.to_bytes());
+        if let Some(outbox) = &*self.outbox.lock() {
+            outbox.send_now(Kind::Accepted, &AcceptedHeader { actor, count, ended });
+        }
     }
 
     /// An answer that is too large to be sent ends its call; a stream's producer is cancelled.
@@ -347,9 +388,29 @@ impl ReplySink for RemoteSink {
     }
 }
 
-/// Replies to a tell.
-struct Nowhere;
+/// Replies to a tell: whether it found a place, and whether its actor has ended.
+struct TellSink {
+    session: Arc<Session>,
+    actor: ActorId,
+    done: AtomicBool,
+}
 
-impl ReplySink for Nowhere {
-    fn event(&self, _event: ReplyEvent) {}
+impl ReplySink for TellSink {
+    fn event(&self, event: ReplyEvent) {
+        let ended = matches!(
+            event,
+            ReplyEvent::Error(Error::ActorStopped { .. } | Error::ActorNotFound { .. } | Error::ShutDown)
+        );
+        if !ended {
+            self.accepted();
+        } else if !self.done.swap(true, Ordering::AcqRel) {
+            let count = self.session.accepted.lock().remove(&self.actor).unwrap_or_default();
+            self.session.send_accepted(self.actor, count, true);
+        }
+    }
+    fn accepted(&self) {
+        if !self.done.swap(true, Ordering::AcqRel) {
+            self.session.accepted(self.actor);
+        }
+    }
 }

@@ -378,7 +378,7 @@ mod tests {
         }
         let mut sent = Vec::new();
         tells.granted(A, 1, |n| sent.push(n));
-        assert_eq!(sent, []);
+        assert!(sent.is_empty());
         tells.open(|n| sent.push(n));
         assert_eq!(sent, [0, 1, 2]);
         assert!(tells.tell(A, ME, 3, false, |_| {}).unwrap().is_none());

@@ -51,6 +51,8 @@ pub enum Kind {
     Arrived = 10,
     /// Either way on the bulk lane: [`RefHeader`] naming a message begun earlier whose rest will not come.
     Abort = 11,
+    /// Callee to caller: [`AcceptedHeader`], tells found a place in their mailbox.
+    Accepted = 12,
     /// Membership datagram, opaque.
     Datagram = 16,
     /// Registry delta.
@@ -77,6 +79,7 @@ impl Kind {
             9 => Self::Chunk,
             10 => Self::Arrived,
             11 => Self::Abort,
+            12 => Self::Accepted,
             16 => Self::Datagram,
             17 => Self::Delta,
             18 => Self::Digest,
@@ -172,6 +175,20 @@ pub struct CreditHeader {
     /// Further items the caller takes.
     #[prost(uint32, tag = "2")]
     pub items: u32,
+}
+
+/// Header of [`Kind::Accepted`].
+#[derive(Clone, PartialEq, Message)]
+pub struct AcceptedHeader {
+    /// The actor, 16 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub actor: Bytes,
+    /// How many of its tells.
+    #[prost(uint32, tag = "2")]
+    pub count: u32,
+    /// It has ended, and takes none any more.
+    #[prost(bool, tag = "3")]
+    pub ended: bool,
 }
 
 /// Header of [`Kind::Error`].
@@ -379,6 +396,10 @@ mod tests {
 
         let credit = encode(Kind::Credit, &CreditHeader { call: 300, items: 32 }, 0);
         assert_eq!(hex(&credit), "090000000700050008ac021020");
+
+        let accepted = AcceptedHeader { actor: call.actor.clone(), count: 128, ended: true };
+        let golden = "1b0000000c0017000a1000000000000000000000000000000102108001 1801";
+        assert_eq!(hex(&encode(Kind::Accepted, &accepted, 0)), golden.replace(' ', ""));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use crate::net::listener::{self, ListenerConfig};
 use crate::net::outcall::{Outcall, Route};
 use crate::net::secret::Secret;
 use crate::net::session::{Closing, Deliver, SessionConfig};
+use crate::net::tells::{PendingTell, TellQueue, Tells, Ticket};
 use crate::net::tls::ClusterTls;
 use crate::net::transport::Transport;
 use crate::observe::{Metrics, ObserveSource, Readiness};
@@ -76,6 +77,7 @@ pub(super) struct Inner {
     pub(super) changes: watch::Sender<u64>,
     members: RwLock<BTreeMap<NodeId, MemberInfo>>,
     links: Mutex<HashMap<NodeId, Arc<Link>>>,
+    local_tells: Tells<Call>,
     deadlines: Arc<Deadlines>,
     turns: AtomicUsize,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -145,6 +147,7 @@ impl System {
             changes: watch::channel(0).0,
             members: RwLock::default(),
             links: Mutex::default(),
+            local_tells: Tells::new(true),
             deadlines: Arc::new(Deadlines::start()),
             turns: AtomicUsize::new(0),
             tasks: Mutex::default(),
@@ -372,33 +375,17 @@ impl System {
     }
 
     /// Sends a call and returns at once. Every outcome, an unreachable node included, reaches `sink`; the deadline in
-    /// `options` is kept here: it cancels the callee and ends the call with `Timeout`. A `Tell` sends its sink nothing but
-    /// an early `Error`.
+    /// `options` is kept here: it cancels the callee and ends the call with `Timeout`.
     pub fn dispatch(
         &self,
         target: Target,
-        mode: Mode,
         payload: Payload,
         options: CallOptions,
         sink: Arc<dyn ReplySink>,
     ) -> CallHandle {
-        let timeout = options.timeout.filter(|_| mode == Mode::Ask);
-        let outcall = Outcall::new(target, sink, timeout, &self.0.deadlines);
-        let handle = CallHandle(Arc::clone(&outcall) as _);
-        if *self.0.readiness.lock() == Readiness::Leaving {
-            outcall.event(ReplyEvent::Error(Error::ShutDown));
-        } else if target.node == self.0.id {
-            self.0.call_here(target.actor, mode, payload, options, outcall);
-        } else {
-            match self.0.link_to(target.node) {
-                Ok(link) => match payload.check("a message", self.0.config.max_message) {
-                    Ok(()) => link.call(&outcall, target.actor, mode, payload, &options),
-                    Err(error) => outcall.event(ReplyEvent::Error(error)),
-                },
-                Err(error) => outcall.event(ReplyEvent::Error(error)),
-            }
-        }
-        handle
+        let outcall = Outcall::new(target, sink, options.timeout, &self.0.deadlines);
+        self.0.route(target, payload, options, &outcall);
+        CallHandle(outcall as _)
     }
 
     /// [`dispatch`](Self::dispatch) as a future. Dropping it cancels the callee.
@@ -406,17 +393,36 @@ impl System {
     /// # Errors
     /// Whatever the call ended with.
     pub async fn call(&self, target: Target, payload: Payload, options: CallOptions) -> Result<Reply> {
-        reply::wait(options.window, |sink| self.dispatch(target, Mode::Ask, payload, options, sink)).await
+        reply::wait(options.window, |sink| self.dispatch(target, payload, options, sink)).await
     }
 
-    /// Sends without a reply; returns once the message is on its way.
+    /// Sends without a reply; returns once the message is on its way. It waits while the actor has no room: at most
+    /// [`TELL_WINDOW`](crate::net::tells::TELL_WINDOW) messages of this node are under way to one actor without a place in its
+    /// mailbox (R3).
     ///
     /// # Errors
-    /// `ShutDown`, `NodeNotFound`, `ActorNotFound` for a local target.
-    pub fn tell(&self, target: Target, payload: Payload, options: CallOptions) -> Result<()> {
-        let early = Arc::new(EarlyError::default());
-        self.dispatch(target, Mode::Tell, payload, options, Arc::clone(&early) as _);
-        early.0.lock().take().map_or(Ok(()), Err)
+    /// `ShutDown`, `NodeNotFound`, `ActorNotFound` for a local target; `TooLarge`; `MailboxFull` with `no_wait`; `ActorStopped`,
+    /// `ConnectFailed`, `ConnectionLost` while it waited. Nothing was sent.
+    pub async fn tell(&self, target: Target, payload: Payload, options: CallOptions) -> Result<()> {
+        match self.start_tell(target, payload, options)? {
+            None => Ok(()),
+            Some(pending) => pending.sent().await,
+        }
+    }
+
+    /// [`tell`](Self::tell) without a future: `None` when the message is on its way.
+    ///
+    /// # Errors
+    /// As [`tell`](Self::tell), for what is known at once.
+    pub fn start_tell(&self, target: Target, payload: Payload, options: CallOptions) -> Result<Option<PendingTell>> {
+        if *self.0.readiness.lock() == Readiness::Leaving {
+            Err(Error::ShutDown)
+        } else if target.node == self.0.id {
+            self.0.tell_here(target.actor, payload, options)
+        } else {
+            payload.check("a message", self.0.config.max_message)?;
+            self.0.link_to(target.node)?.tell(target.actor, payload, &options)
+        }
     }
 
     /// Leaves the cluster: names withdrawn, departure announced, links closed. Actors must be stopped before.
@@ -578,21 +584,96 @@ impl Inner {
         }
     }
 
-    fn call_here(&self, actor: ActorId, mode: Mode, payload: Payload, options: CallOptions, outcall: Arc<Outcall>) {
+    /// Sends a call on its way to its node.
+    fn route(&self, target: Target, payload: Payload, options: CallOptions, outcall: &Arc<Outcall>) {
+        let sent = if *self.readiness.lock() == Readiness::Leaving {
+            Err(Error::ShutDown)
+        } else if target.node == self.id {
+            self.call_here(target.actor, payload, options, Arc::clone(outcall));
+            Ok(())
+        } else {
+            payload
+                .check("a message", self.config.max_message)
+                .and_then(|()| self.link_to(target.node))
+                .map(|link| link.call(outcall, target.actor, payload, &options))
+        };
+        if let Err(error) = sent {
+            outcall.event(ReplyEvent::Error(error));
+        }
+    }
+
+    fn call_here(&self, actor: ActorId, payload: Payload, options: CallOptions, outcall: Arc<Outcall>) {
         let cancel = CancelSignal::new();
         let credit = Arc::new(Credit::new(options.window));
         outcall.set_route(Route::Local(cancel.clone(), Arc::clone(&credit)));
-        self.deliver(Call {
-            target: actor,
-            mode,
-            payload,
-            deadline: options.timeout.map(|t| Instant::now() + t),
-            sender: options.sender,
-            chain: options.chain,
-            trace: options.trace,
-            no_wait: options.no_wait,
-            responder: Responder::new(actor, outcall, credit, cancel),
-        });
+        let sender = options.sender;
+        let call = here(actor, Mode::Ask, payload, options, Responder::new(actor, outcall, credit, cancel));
+        if let Some(call) = self.local_tells.ask(actor, sender, call) {
+            self.deliver(call);
+        }
+    }
+
+    fn tell_here(&self, actor: ActorId, payload: Payload, options: CallOptions) -> Result<Option<PendingTell>> {
+        if !self.actors.read().by_id.contains_key(&actor) {
+            self.metrics.dead_letters.inc();
+            return Err(Error::ActorNotFound { actor, node: self.id });
+        }
+        let sink = Arc::new(LocalTell { node: Weak::clone(&self.myself), actor, done: AtomicBool::new(false) });
+        let responder = Responder::new(actor, sink, Arc::new(Credit::new(0)), CancelSignal::new());
+        let (sender, no_wait) = (options.sender, options.no_wait);
+        let options = CallOptions { timeout: None, no_wait: false, ..options };
+        let call = here(actor, Mode::Tell, payload, options, responder);
+        let ticket = self.local_tells.tell(actor, sender, call, no_wait, |call| self.deliver(call))?;
+        let queue: Weak<dyn TellQueue> = Weak::clone(&self.myself) as _;
+        Ok(ticket.map(|ticket| PendingTell::new(queue, actor, ticket)))
+    }
+}
+
+fn here(actor: ActorId, mode: Mode, payload: Payload, options: CallOptions, responder: Responder) -> Call {
+    Call {
+        target: actor,
+        mode,
+        payload,
+        deadline: options.timeout.map(|t| Instant::now() + t),
+        sender: options.sender,
+        chain: options.chain,
+        trace: options.trace,
+        no_wait: options.no_wait,
+        responder,
+    }
+}
+
+/// Replies to a tell within the node; see [`Tells`].
+struct LocalTell {
+    node: Weak<Inner>,
+    actor: ActorId,
+    done: AtomicBool,
+}
+
+impl ReplySink for LocalTell {
+    fn event(&self, event: ReplyEvent) {
+        let ended = matches!(event, ReplyEvent::Error(Error::ActorStopped { .. } | Error::ActorNotFound { .. }));
+        if !ended {
+            self.accepted();
+        } else if !self.done.swap(true, Ordering::AcqRel)
+            && let Some(node) = self.node.upgrade()
+        {
+            node.local_tells.ended(self.actor, |call| node.deliver(call));
+        }
+    }
+    fn accepted(&self) {
+        if !self.done.swap(true, Ordering::AcqRel)
+            && let Some(node) = self.node.upgrade()
+        {
+            node.local_tells.granted(self.actor, 1, |call| node.deliver(call));
+        }
+    }
+}
+
+impl TellQueue for Inner {
+    fn withdraw(&self, actor: ActorId, ticket: &Arc<Ticket>) {
+        self.local_tells.withdraw(actor, ticket);
+        self.local_tells.granted(actor, 0, |call| self.deliver(call));
     }
 }
 
@@ -616,18 +697,6 @@ impl Deliver for Inner {
             self.metrics.dead_letters.inc();
             let error = Error::ActorNotFound { actor: call.target, node: self.id };
             call.responder.error(error);
-        }
-    }
-}
-
-/// Keeps the error a tell met before it left.
-#[derive(Default)]
-struct EarlyError(Mutex<Option<Error>>);
-
-impl ReplySink for EarlyError {
-    fn event(&self, event: ReplyEvent) {
-        if let ReplyEvent::Error(error) = event {
-            *self.0.lock() = Some(error);
         }
     }
 }
