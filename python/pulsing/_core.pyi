@@ -65,6 +65,17 @@ class CallHandle:
         """The caller can take `items` more stream items."""
 
 @final
+class PendingTell:
+    """A tell that waits for room. Its end is reported to `token`; dropped, it is withdrawn."""
+
+    @property
+    def token(self) -> int:
+        """What a done or an error event will carry, unless it is withdrawn before."""
+
+    def cancel(self) -> None:
+        """The message is not to be sent any more. Idempotent."""
+
+@final
 class InboundCall:
     """One call as its actor sees it. Dropped without an answer it tells the caller that the actor stopped."""
 
@@ -115,6 +126,9 @@ class InboundCall:
     @property
     def answered(self) -> bool:
         """The answer is complete."""
+
+    def accept(self) -> None:
+        """A tell has a place in its actor's mailbox, or runs: whoever sent it may send another. Idempotent."""
 
     def reply(self, head: BufferLike, buffers: Sequence[BufferLike] = ..., codec: int | None = None) -> None:
         """Answers with one value.
@@ -329,21 +343,20 @@ class System:
 
     def tell(
         self,
+        bridge: Bridge,
         node: bytes,
         actor: bytes,
         codec: int,
         head: BufferLike,
         buffers: Sequence[BufferLike],
-        timeout: float | None,
         sender: bytes | None,
-        chain: list[bytes],
         trace: str | None,
         no_wait: bool,
-    ) -> None:
-        """Sends without an answer.
+    ) -> PendingTell | None:
+        """Sends without an answer. None: it is on its way; else it waits for room.
 
         Raises:
-            CoreError: shut_down, node_not_found, actor_not_found.
+            CoreError: shut_down, node_not_found, actor_not_found, too_large; mailbox_full with `no_wait`.
         """
 
     def watch(self, bridge: Bridge, token: int) -> None:

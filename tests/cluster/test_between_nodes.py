@@ -426,28 +426,3 @@ def test_a_call_through_rust_on_the_same_node_keeps_its_errors() -> None:
                 await remote_ask(near.ref, 0, "fail", (), {}, 5.0, False, None)
 
     run(main())
-
-
-def test_tells_beyond_all_bounds_are_dropped_and_counted() -> None:
-    class Gate(pul.Actor):
-        def __init__(self) -> None:
-            self.open = asyncio.Event()
-            self.seen = 0
-
-        async def receive(self, msg: Any) -> None:
-            self.seen += 1
-            await self.open.wait()
-
-    async def main() -> None:
-        async with cluster(2) as (one, two):
-            gate = Gate()
-            await one.spawn(gate, name="gate", mailbox=16)
-            far = await two.resolve("gate", timeout=5)
-            kept = 1 + 16 + 16 * 16
-            for n in range(kept + 50):
-                await far.tell(n)
-            await eventually("the rest is dropped", lambda: one.counts.dead_letters == 50)
-            gate.open.set()
-            await eventually("what was kept is handled", lambda: gate.seen == kept)
-
-    run(main())

@@ -137,6 +137,18 @@ impl InboundCall {
     fn answered(&self) -> bool {
         matches!(*self.answer.lock(), Answer::Done)
     }
+    /// A tell has a place in its actor's mailbox, or runs: whoever sent it may send another.
+    fn accept(&self) -> PyResult<()> {
+        runtime::check_fork()?;
+        let acceptance = match &*self.answer.lock() {
+            Answer::Open(responder) => Some(responder.acceptance()),
+            _ => None,
+        };
+        if let Some(acceptance) = acceptance {
+            acceptance.give();
+        }
+        Ok(())
+    }
     #[pyo3(signature = (head, buffers = Vec::new(), codec = None))]
     fn reply(&self, head: &Bound<'_, PyAny>, buffers: Vec<Bound<'_, PyAny>>, codec: Option<u8>) -> PyResult<()> {
         let payload = payload::from_python(codec.unwrap_or(self.codec), head, buffers, Owner::GoesOn)?;

@@ -31,6 +31,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<bridge::Bridge>()?;
     m.add_class::<buffer::Buffer>()?;
     m.add_class::<calls::CallHandle>()?;
+    m.add_class::<calls::PendingTell>()?;
     m.add_class::<inbound::InboundCall>()?;
     m.add_class::<system::System>()?;
     m.add_class::<testing::TestHost>()?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pulsing_core as core;
 use pulsing_core::{
-    ActorId, ActorSpec, CallOptions, Error, Mode, NodeId, Passphrase, Security, SystemConfig, Target, Transport,
+    ActorId, ActorSpec, CallOptions, Error, NodeId, Passphrase, Security, SystemConfig, Target, Transport,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use tokio::runtime::Handle;
 
 use crate::bridge::Bridge;
-use crate::calls::{CallHandle, QueueSink};
+use crate::calls::{CallHandle, PendingTell, QueueSink};
 use crate::inbound::QueueEndpoint;
 use crate::payload::{self, Owner};
 use crate::queue::{Build, Event, Queue};
@@ -59,7 +59,7 @@ where
     });
 }
 
-fn none() -> Build {
+pub(crate) fn none() -> Build {
     Box::new(|py| Ok(py.None()))
 }
 
@@ -348,30 +348,31 @@ impl System {
         let options = options(timeout, sender, chain, trace, no_wait, window)?;
         let sink = Arc::new(QueueSink { queue: bridge.queue(), token });
         let _guard = self.runtime.enter();
-        let inner = self.core.dispatch(target, Mode::Ask, payload, options, sink);
+        let inner = self.core.dispatch(target, payload, options, sink);
         Ok(CallHandle { inner, runtime: self.runtime.clone() })
     }
-    #[pyo3(signature = (node, actor, codec, head, buffers, timeout, sender, chain, trace, no_wait))]
+    /// None: the message is on its way.
+    #[pyo3(signature = (bridge, node, actor, codec, head, buffers, sender, trace, no_wait))]
     fn tell(
         &self,
         py: Python<'_>,
+        bridge: &Bridge,
         node: &[u8],
         actor: &[u8],
         codec: u8,
         head: &Bound<'_, PyAny>,
         buffers: Vec<Bound<'_, PyAny>>,
-        timeout: Option<f64>,
         sender: Option<&[u8]>,
-        chain: Vec<Vec<u8>>,
         trace: Option<String>,
         no_wait: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<Option<PendingTell>> {
         runtime::check_fork()?;
         let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
         let payload = payload::from_python(codec, head, buffers, Owner::GoesOn)?;
-        let options = options(timeout, sender, chain, trace, no_wait, 1)?;
+        let options = options(None, sender, Vec::new(), trace, no_wait, 1)?;
         let _guard = self.runtime.enter();
-        self.core.tell(target, payload, options).map_err(|error| errors::raise(py, &error))
+        let pending = self.core.start_tell(target, payload, options).map_err(|error| errors::raise(py, &error))?;
+        Ok(pending.map(|pending| PendingTell::new(pending, bridge.queue(), self.runtime.clone())))
     }
     /// A changed event with `token` whenever members or names may answer differently; at most one every 20 ms.
     fn watch(&self, bridge: &Bridge, token: u64) -> PyResult<()> {

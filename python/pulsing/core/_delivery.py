@@ -57,6 +57,8 @@ class Delivery:
     cancel_reason: BaseException | None = None
     on_end: Callable[[], None] | None = None
     """Called once, when nothing may follow."""
+    on_admitted: Callable[[], None] | None = None
+    """Called once, when it has a place; not if it ends before."""
     _timer: Timer | None = None
     _accepted: asyncio.Future[None] | None = None
 
@@ -93,7 +95,7 @@ class Delivery:
             self._timer.cancel()
             self._timer = None
         if self._accepted is not None:
-            self.admitted()
+            self._release()
         if self.on_end is not None:
             on_end, self.on_end = self.on_end, None
             on_end()
@@ -150,14 +152,15 @@ class Delivery:
         return self.task if self.task is not asyncio.current_task() else None
 
     def admitted(self) -> None:
-        """There was room in the mailbox."""
+        """There is room for it in the mailbox, or it has begun."""
+        on_admitted, self.on_admitted = self.on_admitted, None
+        if on_admitted is not None:
+            on_admitted()
+        self._release()
+
+    def _release(self) -> None:
         if self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(None)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether a `tell` waits for the message's place."""
-        return self._accepted is not None
 
     def acceptance(self) -> asyncio.Future[None]:
         """Done when the message has a place in the mailbox, or has ended."""

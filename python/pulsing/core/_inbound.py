@@ -16,7 +16,7 @@ from pulsing.core._life import STOP_GRACE, STOPPED
 from pulsing.core._pickle import loads
 from pulsing.core._propagate import arrive
 from pulsing.core._refusals import stopped
-from pulsing.core._reply import PICKLE, RAW, NoReply, RemoteReply, Reply, consumer_gone, decode, wait_credit
+from pulsing.core._reply import PICKLE, RAW, RemoteReply, Reply, TellReply, consumer_gone, decode, wait_credit
 from pulsing.exceptions import PulsingRuntimeError, PulsingUnsupportedError
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class Inlet:
     def _protocol(self, raw: _core.InboundCall) -> None:
         call = InboundCall(self._bridge, raw)
         cell = self._cell
+        if raw.one_way:
+            raw.accept()
 
         async def work() -> None:
             try:
@@ -185,7 +187,7 @@ class Inlet:
         cell = self._cell
         loop = cell.system.loop
         remote = RemoteReply(self._bridge, call)
-        reply: Reply = NoReply() if call.one_way else remote
+        reply: Reply = TellReply(call) if call.one_way else remote
         try:
             (spec, args, kwargs), packed = self._decode(call)
             carried = arrive(packed, cell.system)
@@ -212,8 +214,14 @@ class Inlet:
         d.cell = cell
         if d.expired():
             return
+        if call.one_way:
+            d.on_admitted = call.accept
+            cell.mailbox.deliver(d)
+            if d.on_admitted is not None and not cell.mailbox.holds_back(d):
+                d.admitted()
+            return
         cell.mailbox.deliver(d)
-        if not remote.done and not call.one_way:
+        if not remote.done:
             self._bridge.handlers[call.token] = lambda _: d.cancel(stopped(cell))
             d.on_end = lambda: self._bridge.forget(call.token)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,8 @@ if TYPE_CHECKING:
     from pulsing.core._cell import Cell
     from pulsing.core._delivery import Delivery
 
-_log = logging.getLogger("pulsing")
-
 CAPACITY = 256
 """Messages that may wait in a mailbox (R3)."""
-
-_OVERFLOW = 16
-"""Mailboxes full of messages sent by `tell` from elsewhere that are kept beside the mailbox."""
 
 
 class Mailbox:
@@ -73,14 +67,14 @@ class Mailbox:
             d.arm()
         elif d.no_wait:
             d.fail(mailbox_full(cell, self.capacity))
-        elif d.one_way and not d.awaited and len(self._overflow) >= _OVERFLOW * self.capacity:
-            # Nobody can be made to wait for a tell that came through the network: beyond this it is lost.
-            cell.system.counts.dead_letters += 1
-            _log.warning("mailbox of actor %s is full: a message sent by tell is dropped", cell.label)
-            d.finish()
         else:
+            # Whoever sent it waits: an ask for its answer, a tell for its place.
             self._overflow.append(d)
             d.arm()
+
+    def holds_back(self, d: Delivery) -> bool:
+        """Whether `d`, just delivered, waits for a place."""
+        return bool(self._overflow) and self._overflow[-1] is d
 
     def post(self, d: Delivery) -> None:
         """`deliver`, but the handler begins in a later turn of the loop."""

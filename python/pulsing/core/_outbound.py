@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from pulsing import _core
@@ -97,24 +98,46 @@ def remote_tell(
     context: CallContext | None,
     trace: str | None = None,
     carried: dict[str, Any] | None = None,
-) -> None:
-    """Sends through Rust, without an answer."""
+) -> Awaitable[None] | None:
+    """Sends through Rust, without an answer. None: it is on its way; else that is to be awaited."""
+    bridge = _bridge.bridge_of(asyncio.get_running_loop())
     codec, head, buffers = _envelope(op, name, args, kwargs, carried)
     try:
-        ref._system.core.tell(
+        waiting = ref._system.core.tell(
+            bridge.core,
             ref.node_id.raw,
             ref.actor_id.raw,
             codec,
             head,
             buffers,
-            None,
             None if context is None else context.cell.id.raw,
-            [],
             trace,
             no_wait,
         )
     except _core.CoreError as error:
         raise from_core(error.args) from None
+    return None if waiting is None else _sent(bridge, waiting)
+
+
+async def _sent(bridge: LoopBridge, waiting: _core.PendingTell) -> None:
+    future: asyncio.Future[None] = bridge.loop.create_future()
+
+    def done(event: Event) -> None:
+        bridge.forget(event[1])
+        if future.done():
+            return
+        if event[0] == _bridge.ERROR:
+            future.set_exception(from_core(event[2]))
+        else:
+            future.set_result(None)
+
+    # The event may be queued already, but this loop has not drained it.
+    bridge.handlers[waiting.token] = done
+    try:
+        await future
+    finally:
+        bridge.forget(waiting.token)
+        waiting.cancel()
 
 
 class _Call:

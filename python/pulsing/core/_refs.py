@@ -12,6 +12,7 @@ from pulsing.core._arguments import PLAIN_TYPES, ask_streaming, carries_stream, 
 from pulsing.core._context import CallContext, current
 from pulsing.core._delivery import Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_MESSAGE
+from pulsing.core._errors import to_refusal
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import resolve_call
 from pulsing.core._options import DEFAULT, PLAIN, Default, Options, Timeout
@@ -199,7 +200,9 @@ class ActorRef:
         if chosen.active or OTEL in modules:
             trace, carried = gather(context)
         if not self._local or loop is not system.loop:
-            remote_tell(self, op, name, args, kwargs, options.no_wait, context, trace, carried)
+            waiting = remote_tell(self, op, name, args, kwargs, options.no_wait, context, trace, carried)
+            if waiting is not None:
+                await waiting
             return
         cell = system.cell_of(self._raw)
         if cell is None:
@@ -229,12 +232,16 @@ class ActorRef:
                 raise failure.failure
         elif cell.mailbox.full:
             room = d.acceptance()
+            failure = d.reply = _TellReply()
             cell.mailbox.post(d)
             try:
                 await room
             except asyncio.CancelledError:
                 d.abandon()
                 raise
+            if failure.failure is not None and to_refusal(failure.failure) is not None:
+                # It never had its place: the actor has ended.
+                raise failure.failure
         else:
             cell.mailbox.post(d)
 

@@ -54,6 +54,22 @@ class NoReply:
     def end(self) -> None: ...
 
 
+class TellReply(NoReply):
+    """For a `tell` that came through Rust: its sender learns that it has a place, or that the actor has ended."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: _core.InboundCall) -> None:
+        self._call = call
+
+    def error(self, error: BaseException) -> None:
+        refusal = _errors.to_refusal(error)
+        if refusal is not None and refusal[0] == "actor_stopped":
+            self._call.refuse("actor_stopped")
+        else:
+            self._call.accept()
+
+
 class LocalReply:
     """For a caller on the actor's own loop: objects pass by reference (R15)."""
 

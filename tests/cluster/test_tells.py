@@ -1,0 +1,116 @@
+"""R2, R3: tells across nodes wait for room, in order, and none is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from runtime_util import cluster, eventually, run
+
+import pulsing as pul
+from pulsing.exceptions import ActorStoppedError, ConnectionLostError, MailboxFull, NodeNotFoundError
+
+MAILBOX = 16
+WINDOW = 256
+KEPT = 1 + MAILBOX + WINDOW
+"""What can be sent to an actor that does not get on: one is handled, a mailbox waits, a window is under way."""
+
+
+class Gate(pul.Actor):
+    """Handles a message for each permit."""
+
+    def __init__(self) -> None:
+        self.permits = asyncio.Semaphore(0)
+        self.seen: list[Any] = []
+
+    async def receive(self, msg: Any) -> int:
+        self.seen.append(msg)
+        await self.permits.acquire()
+        return len(self.seen)
+
+
+async def full(one: pul.ActorSystem, two: pul.ActorSystem) -> tuple[Gate, pul.ActorRef, asyncio.Task[None]]:
+    """A gate on `one`, and a producer on `two` that cannot go on."""
+    gate = Gate()
+    await one.spawn(gate, name="gate", mailbox=MAILBOX, max_concurrency=1)
+    far = (await two.resolve("gate", timeout=5)).ref
+    sent = 0
+
+    async def produce() -> None:
+        nonlocal sent
+        for n in range(3000):
+            await far.tell(n)
+            sent = n + 1
+
+    task = asyncio.create_task(produce())
+    await eventually("the producer is at its bound", lambda: sent == KEPT)
+    assert not task.done()
+    return gate, far, task
+
+
+def test_r3_a_fast_teller_waits_and_all_arrive_in_order() -> None:
+    async def main() -> None:
+        async with cluster(2) as (one, two):
+            gate, far, task = await full(one, two)
+            # Another pair is not held up, and an ask keeps its place behind the tells.
+            other = await one.spawn(Gate(), name="other")
+            with pytest.raises(MailboxFull):
+                await far.tell("no", no_wait=True)
+            ask = asyncio.create_task(far.ask("ask", timeout=None))
+            await (await two.resolve("other", timeout=5)).ref.tell("yes")
+            instance = one.cell(other.actor_id)
+            assert instance is not None
+            await eventually("the other pair goes on", lambda: instance.instance.seen == ["yes"])
+            for _ in range(4000):
+                gate.permits.release()
+            await task
+            position = await ask
+            await eventually("all is handled", lambda: len(gate.seen) == 3001)
+            assert [n for n in gate.seen if n != "ask"] == list(range(3000))
+            assert position > KEPT
+            assert one.counts.dead_letters == two.counts.dead_letters == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("end", ["actor", "node", "sender"])
+def test_r3_a_tell_that_waits_ends_with_its_actor_its_node_or_its_sender(end: str) -> None:
+    ends: dict[str, Callable[[pul.ActorSystem], Coroutine[Any, Any, None]]] = {
+        "actor": lambda one: one.kill("gate"),
+        "node": lambda one: one.shutdown(0.0),
+    }
+
+    async def main() -> None:
+        async with cluster(2) as (one, two):
+            gate, far, task = await full(one, two)
+            if end == "sender":
+                task.cancel()
+                for _ in range(KEPT + 1):
+                    gate.permits.release()
+                await eventually("what was sent is handled", lambda: len(gate.seen) == KEPT)
+                await far.tell("next")
+                await eventually("the next follows", lambda: gate.seen[-1] == "next")
+                assert len(gate.seen) == KEPT + 1
+            else:
+                await ends[end](one)
+                with pytest.raises((ActorStoppedError, ConnectionLostError, NodeNotFoundError)):
+                    await task
+
+    run(main())
+
+
+def test_r3_a_local_tell_that_waits_ends_with_its_actor() -> None:
+    async def main() -> None:
+        async with cluster(1) as (one,):
+            ref = await one.spawn(Gate(), mailbox=MAILBOX, max_concurrency=1)
+            for n in range(1 + MAILBOX):
+                await ref.tell(n)
+            waits = asyncio.create_task(ref.tell("waits"))
+            await asyncio.sleep(0)
+            await one.kill(ref)
+            with pytest.raises(ActorStoppedError):
+                await waits
+
+    run(main())
