@@ -188,7 +188,7 @@ async fn test_r5_a_small_call_behind_a_large_one_is_cancelled_too() {
     b.resolve("busy", None, Duration::from_secs(2)).await.unwrap();
     for round in 0..200 {
         let large = raw("").with_buffers(vec![Bytes::from(vec![0; 1 << 20])]);
-        b.tell(target, large, CallOptions::default()).unwrap();
+        b.tell(target, large, CallOptions::default()).await.unwrap();
         // It follows the large one through the bulk lane; its cancellation has the small lane for itself.
         let forever = CallOptions { timeout: None, ..CallOptions::default() };
         let caller = b.clone();
