@@ -314,7 +314,7 @@ async fn r3_a_full_mailbox_makes_askers_wait_and_refuses_who_will_not() {
     }
     let no_wait = CallOptions { no_wait: true, ..CallOptions::default() };
     eventually("it is full", SOON, || {
-        let refused = a.tell(actor.target(), raw("never"), no_wait.clone());
+        let refused = a.start_tell(actor.target(), raw("never"), no_wait.clone()).map(|_| ());
         matches!(refused, Err(Error::MailboxFull { capacity: 4, .. }))
     })
     .await;

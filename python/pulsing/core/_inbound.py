@@ -209,7 +209,8 @@ class Inlet:
         d.limit = call.timeout
         d.trace = call.trace
         d.carried = carried
-        d.no_wait = call.no_wait
+        # A tell that came through Rust has been told to be on its way: it is kept.
+        d.no_wait = call.no_wait and not call.one_way
         d.one_way = call.one_way
         d.cell = cell
         if d.expired():

@@ -618,12 +618,20 @@ impl Inner {
             self.metrics.dead_letters.inc();
             return Err(Error::ActorNotFound { actor, node: self.id });
         }
-        let sink = Arc::new(LocalTell { node: Weak::clone(&self.myself), actor, done: AtomicBool::new(false) });
-        let responder = Responder::new(actor, sink, Arc::new(Credit::new(0)), CancelSignal::new());
+        let sink = Arc::new(LocalTell {
+            node: Weak::clone(&self.myself),
+            actor,
+            done: AtomicBool::new(false),
+            full: Mutex::new(None),
+        });
+        let responder = Responder::new(actor, Arc::clone(&sink) as _, Arc::new(Credit::new(0)), CancelSignal::new());
         let (sender, no_wait) = (options.sender, options.no_wait);
-        let options = CallOptions { timeout: None, no_wait: false, ..options };
+        let options = CallOptions { timeout: None, ..options };
         let call = here(actor, Mode::Tell, payload, options, responder);
         let ticket = self.local_tells.tell(actor, sender, call, no_wait, |call| self.deliver(call))?;
+        if let Some(error) = sink.full.lock().take() {
+            return Err(error);
+        }
         let queue: Weak<dyn TellQueue> = Weak::clone(&self.myself) as _;
         Ok(ticket.map(|ticket| PendingTell::new(queue, actor, ticket)))
     }
@@ -648,10 +656,15 @@ struct LocalTell {
     node: Weak<Inner>,
     actor: ActorId,
     done: AtomicBool,
+    /// Its mailbox was full, and the tell would not wait.
+    full: Mutex<Option<Error>>,
 }
 
 impl ReplySink for LocalTell {
     fn event(&self, event: ReplyEvent) {
+        if let ReplyEvent::Error(error @ Error::MailboxFull { .. }) = &event {
+            *self.full.lock() = Some(error.clone());
+        }
         let ended = matches!(event, ReplyEvent::Error(Error::ActorStopped { .. } | Error::ActorNotFound { .. }));
         if !ended {
             self.accepted();

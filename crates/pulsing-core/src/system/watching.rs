@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::node::{Inner, System};
 use super::service::{self, Ask, NODE_ACTOR};
 use super::{Ending, MemberState, Reason, Target, Terminated};
-use crate::call::{CallHandle, Mode, Reply, ReplyEvent, ReplySink};
+use crate::call::{CallHandle, Reply, ReplyEvent, ReplySink};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::id::{ActorId, NodeId};
@@ -186,9 +186,13 @@ impl System {
             return;
         }
         let node = Target { node: target.node, actor: NODE_ACTOR };
-        if let Err(error) = self.tell(node, Ask::End(target.actor, ending).payload(), service::options()) {
-            tracing::warn!(actor = %target.actor, node = %target.node, %error, "an actor could not be told to end");
-        }
+        let system = self.clone();
+        // The way to the node may have to be opened first.
+        self.0.runtime.spawn(async move {
+            if let Err(error) = system.tell(node, Ask::End(target.actor, ending).payload(), service::options()).await {
+                tracing::warn!(actor = %target.actor, node = %target.node, %error, "an actor could not be told to end");
+            }
+        });
     }
 
     pub(super) async fn ask_node(&self, node: NodeId, ask: &Ask) -> Result<Option<Reason>> {
@@ -299,7 +303,7 @@ impl Inner {
         let sink = Arc::new(WatchSink { node: Arc::downgrade(self), target, round });
         let node = Target { node: target.node, actor: NODE_ACTOR };
         let payload = Ask::Watch(target.actor).payload();
-        let call = System(Arc::clone(self)).dispatch(node, Mode::Ask, payload, service::options(), sink);
+        let call = System(Arc::clone(self)).dispatch(node, payload, service::options(), sink);
         let unwanted = {
             let mut state = self.watching.state.lock();
             match watched(&mut state, target, round) {
