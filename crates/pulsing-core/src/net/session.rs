@@ -1,6 +1,6 @@
 //! The callee's side of a link: calls from one node to the actors here.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub struct Session {
     outbox: Mutex<Option<Outbox>>,
     calls: Mutex<HashMap<u64, Inflight>>,
     /// Tells that found a place and were not told of yet.
-    accepted: Mutex<HashMap<ActorId, u32>>,
+    accepted: Mutex<BTreeMap<ActorId, u32>>,
     telling: AtomicBool,
     deliver: Weak<dyn Deliver>,
     deadlines: Arc<Deadlines>,

@@ -4,7 +4,7 @@
 //! when the message has a place in the mailbox. Without credit a tell waits here, in this process, and whoever sent it waits
 //! for that. Behind it waits what the same sender has for the same actor, asks included (R2); nobody else does.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ pub struct Tells<M>(Mutex<Books<M>>);
 struct Books<M> {
     /// Nothing is sent before the way is open.
     open: bool,
-    accounts: HashMap<ActorId, Account<M>>,
+    accounts: BTreeMap<ActorId, Account<M>>,
     /// Asks that wait behind tells.
     asks: usize,
 }
@@ -52,7 +52,7 @@ impl<M> Account<M> {
 impl<M> Tells<M> {
     /// Accounts that are `open` at once, or when [`open`](Self::open) is called.
     pub fn new(open: bool) -> Self {
-        Self(Mutex::new(Books { open, accounts: HashMap::new(), asks: 0 }))
+        Self(Mutex::new(Books { open, accounts: BTreeMap::new(), asks: 0 }))
     }
 
     /// Sends a tell with `send`, or lets it wait: then its ticket tells when it was sent.
