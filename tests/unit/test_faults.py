@@ -89,7 +89,7 @@ async def test_m4_both_sides_of_a_partition_rejoin_without_restart(net: Network)
     await _all_meet(net, a, b, c)
     net.partition({"a"})
     await net.until(lambda: len(net.members(a)) == 1 and len(net.members(b)) == len(net.members(c)) == 2, within=30)
-    await net.sleep(3600 / 2)
+    await net.sleep(600)
     net.heal()
     await _all_meet(net, a, b, c)
     assert await (await a.resolve("desk", timeout=5)).double(4) == 8
@@ -114,7 +114,7 @@ async def test_r5_the_idle_limit_of_a_stream_is_an_error(net: Network) -> None:
 async def test_r5_a_deadline_ends_the_call_on_both_sides_to_the_millisecond(net: Network) -> None:
     net.faults(delay=0.05)
     _, _, actor, desk = await _pair(net)
-    for limit in (0.5, 30.0, 3000.0):
+    for limit in (0.5, 30.0, 600.0):
         began = net.now
         with pytest.raises(PulsingTimeoutError):
             await desk.never.options(timeout=limit)()
@@ -245,13 +245,13 @@ async def test_r2_messages_of_one_sender_start_in_order(net: Network) -> None:
     assert all(isinstance(end, (PulsingTimeoutError, *LOST)) for n, end in enumerate(ended) if n not in answered)
 
 
-@simulate(seeds=5)
+@simulate(seeds=3)
 async def test_m3_mild_faults_kill_nobody(net: Network) -> None:
     net.faults(delay=(0.001, 0.05), loss=0.01, reorder=0.05)
     systems = [await net.system("a")]
     systems += [await net.system(name, seeds=["a"]) for name in "bcde"]
     await _all_meet(net, *systems)
-    for _ in range(600):
+    for _ in range(240):
         await net.sleep(0.5)
         assert [len(net.members(s)) for s in systems] == [5] * 5
 

@@ -63,6 +63,8 @@ struct Pipe {
 
 struct Segment {
     at: Instant,
+    /// Sent into a cut.
+    held: bool,
     /// `None`: the end of the stream.
     data: Option<Bytes>,
 }
@@ -87,22 +89,33 @@ impl Pipe {
         let takes = self.faults.segment(&mut self.rng);
         self.last = self.last.max(Instant::now() + takes);
         self.waiting += data.as_ref().map_or(0, Bytes::len);
-        self.segments.push_back(Segment { at: self.last, data });
+        let held = matches!(self.stall, Stall::Cut(_));
+        self.segments.push_back(Segment { at: self.last, held, data });
         wake(&mut self.reader);
         takes <= self.faults.break_after
+    }
+
+    /// Whether the next segment has arrived; `None` without one.
+    fn arrived(&self, now: Instant) -> Option<bool> {
+        let first = self.segments.front()?;
+        Some(match self.stall {
+            Stall::No => first.at <= now,
+            // What had arrived before is there still.
+            Stall::Cut(since) => !first.held && first.at <= since,
+            Stall::Paused => false,
+        })
     }
 
     /// Bytes move again: what was under way is sent anew.
     fn resume(&mut self, since: Instant) {
         let now = Instant::now();
-        let Some(first) = self.segments.front() else { return };
         // What had arrived before the cut is there; the rest follows its first segment.
-        if let Some(late) = self.segments.iter().position(|segment| segment.at > since) {
-            let sent = first.at.max(since);
+        if let Some(late) = self.segments.iter().position(|segment| segment.held || segment.at > since) {
+            let sent = self.segments[late].at.max(since);
             let mut at = (sent + Faults::resent_after(now.saturating_duration_since(sent))).max(now);
             for segment in self.segments.iter_mut().skip(late) {
                 at = at.max(segment.at);
-                segment.at = at;
+                (segment.at, segment.held) = (at, false);
             }
             self.last = self.last.max(at);
         }
@@ -252,34 +265,16 @@ impl ReadHalf {
                 let mut state = link.state.lock();
                 state.check(self.end)?;
                 let pipe = &mut state.pipes[1 - self.end];
-                let now = Instant::now();
-                let wait = match pipe.stall {
-                    Stall::Cut(since) => {
-                        // What had arrived before is there still.
-                        match pipe.segments.front() {
-                            Some(first) if first.at <= since => None,
-                            _ => Some(since + pipe.faults.break_after),
-                        }
-                    }
-                    Stall::Paused => {
-                        pipe.reader = Some(cx.waker().clone());
-                        return Poll::Pending;
-                    }
-                    Stall::No => match pipe.segments.front() {
-                        Some(first) if first.at <= now => None,
-                        Some(first) => Some(first.at),
-                        None => {
-                            pipe.reader = Some(cx.waker().clone());
-                            return Poll::Pending;
-                        }
-                    },
-                };
-                let Some(at) = wait else {
+                if pipe.arrived(Instant::now()) == Some(true) {
                     take(pipe);
                     return Poll::Ready(Ok(()));
-                };
+                }
                 pipe.reader = Some(cx.waker().clone());
-                (at, matches!(pipe.stall, Stall::Cut(_)))
+                match (pipe.stall, pipe.segments.front()) {
+                    (Stall::Cut(since), _) => (since + pipe.faults.break_after, true),
+                    (Stall::No, Some(first)) => (first.at, false),
+                    (Stall::No, None) | (Stall::Paused, _) => return Poll::Pending,
+                }
             };
             // Outside the lock: a timer that fires wakes tasks.
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(wait)));
@@ -300,8 +295,8 @@ impl AsyncRead for ReadHalf {
         self.get_mut().poll_with(cx, |pipe| {
             let now = Instant::now();
             // Everything that has arrived, as a socket would give it.
-            while let Some(segment) = pipe.segments.front_mut().filter(|s| s.at <= now && buf.remaining() > 0) {
-                let Some(data) = &mut segment.data else { break };
+            while buf.remaining() > 0 && pipe.arrived(now) == Some(true) {
+                let Some(data) = pipe.segments.front_mut().and_then(|segment| segment.data.as_mut()) else { break };
                 let n = data.len().min(buf.remaining());
                 buf.put_slice(&data[..n]);
                 data.advance(n);
