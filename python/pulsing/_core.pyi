@@ -137,8 +137,15 @@ class InboundCall:
             RuntimeError: Answered already, or a stream has begun.
         """
 
-    def start(self) -> None:
-        """Begins a stream, if it has not begun."""
+    def start(self, header: bytes) -> None:
+        """Begins a stream, if it has not begun, with a header ahead of its items that costs no credit.
+
+        Args:
+            header: Head of a message of codec 0 (raw) without buffers.
+
+        Raises:
+            CoreError: "cancelled": the consumer has gone.
+        """
 
     def try_send(self, head: BufferLike, buffers: Sequence[BufferLike] = ..., codec: int | None = None) -> bool:
         """Sends one stream item if there is credit; begins the stream.

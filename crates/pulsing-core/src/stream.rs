@@ -122,6 +122,13 @@ impl StreamSink {
     pub fn try_send(&self, item: Payload) -> Result<Option<Payload>> {
         if self.credit.try_take() { self.push(item).map(|()| None) } else { Ok(Some(item)) }
     }
+    /// Says something about the stream itself, ahead of its items: it travels like an item, but spends no credit.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] when the consumer has gone.
+    pub fn announce(&self, header: Payload) -> Result<()> {
+        self.push(header)
+    }
     fn push(&self, item: Payload) -> Result<()> {
         if self.cancel.is_cancelled() {
             return Err(Error::Cancelled);

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use pulsing_core::{
-    ActorId, AppError, Call, Credit, Displaced, Ending, Endpoint, Error, Mode, Payload, Responder, StreamSink,
+    ActorId, AppError, Call, Codec, Credit, Displaced, Ending, Endpoint, Error, Mode, Payload, Responder, StreamSink,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -105,6 +106,21 @@ impl InboundCall {
             answer => Ok(answer),
         }
     }
+    /// Begins the stream if it has not begun.
+    fn begin(&self) -> PyResult<()> {
+        if matches!(*self.answer.lock(), Answer::Stream(_)) {
+            return runtime::check_fork();
+        }
+        match self.take()? {
+            Answer::Open(responder) => {
+                let stream = responder.stream();
+                *self.credit.lock() = Some(Arc::clone(stream.credit()));
+                *self.answer.lock() = Answer::Stream(stream);
+            }
+            stream => *self.answer.lock() = stream,
+        }
+        Ok(())
+    }
     fn finish(&self, error: Error) -> PyResult<()> {
         match self.take()? {
             Answer::Open(responder) => responder.error(error),
@@ -161,15 +177,12 @@ impl InboundCall {
         }
         Ok(())
     }
-    /// Begins the stream if it has not begun.
-    fn start(&self) -> PyResult<()> {
-        match self.take()? {
-            Answer::Open(responder) => {
-                let stream = responder.stream();
-                *self.credit.lock() = Some(Arc::clone(stream.credit()));
-                *self.answer.lock() = Answer::Stream(stream);
-            }
-            stream => *self.answer.lock() = stream,
+    /// Begins the stream, with what is to be said about it ahead of its items.
+    fn start(&self, py: Python<'_>, header: &[u8]) -> PyResult<()> {
+        self.begin()?;
+        if let Answer::Stream(stream) = &*self.answer.lock() {
+            let header = Payload { codec: Codec::RAW, head: Bytes::copy_from_slice(header), buffers: Vec::new() };
+            stream.announce(header).map_err(|error| errors::raise(py, &error))?;
         }
         Ok(())
     }
@@ -182,7 +195,7 @@ impl InboundCall {
         buffers: Vec<Bound<'_, PyAny>>,
         codec: Option<u8>,
     ) -> PyResult<bool> {
-        self.start()?;
+        self.begin()?;
         let item: Payload = payload::from_python(codec.unwrap_or(self.codec), head, buffers, Owner::GoesOn)?;
         let sent = match &*self.answer.lock() {
             Answer::Stream(stream) => stream.try_send(item),
@@ -205,7 +218,7 @@ impl InboundCall {
         Ok(())
     }
     fn end(&self) -> PyResult<()> {
-        self.start()?;
+        self.begin()?;
         if let Answer::Stream(stream) = self.take()? {
             stream.end();
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -212,7 +212,9 @@ class Handlers:
         local = isinstance(d.reply, LocalReply)
         system = self._cell.system
         system.counts.streams += local
-        items = as_items(result, _in_thread_plain if d.spec.blocking else None)
+        # An asynchronous generator closes as one: no second around it, which would cost each item.
+        whole: Any = result if inspect.isasyncgen(result) else None
+        items: AsyncGenerator[Any, None] = whole or as_items(result, _in_thread_plain if d.spec.blocking else None)
         reply = d.reply
         try:
             reply.start(stream_type(result))

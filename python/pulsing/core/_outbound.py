@@ -209,7 +209,6 @@ class _Call:
                 self._result = Message._streaming(event[3].decode(), reader)
             self._settle()
             if header:
-                self._grant(1)
                 return
         try:
             reader.push(decode(event[2], event[3], event[4], self._ref._system))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _MOST_BUFFERS = 2048
 """The lengths of all parts of a message fit the header of a frame; buffers beyond this many stay in the pickle."""
+_ATOMS = frozenset({int, float, bool, str, type(None)})
+"""Types that pickle by themselves: nothing in them goes beside the pickle or travels by value."""
 _PIECES = b"\x00"
 """First byte of a head that counts pieces. A pickle of protocol 5 begins with 0x80."""
 
@@ -127,6 +129,10 @@ def dumps(obj: Any) -> tuple[bytes, list[Any]]:
         TypeError: The object cannot be pickled; the message says what it was.
     """
     buffers: list[Any] = []
+    if type(obj) in _ATOMS:
+        return pickle.dumps(obj, 5), buffers
+    if type(obj) is tuple and _all_atoms(obj):
+        return pickle.dumps(obj, 5), buffers
 
     def collect(buffer: pickle.PickleBuffer) -> bool:
         try:
@@ -144,6 +150,16 @@ def dumps(obj: Any) -> tuple[bytes, list[Any]]:
     if len(pieces) > _MOST_BUFFERS:
         return b"".join(pieces), buffers
     return _PIECES + len(pieces).to_bytes(4, "little"), pieces + buffers
+
+
+def _all_atoms(values: tuple[Any, ...]) -> bool:
+    """Whether a tuple holds atoms only, or tuples of them and empty dicts: the envelope of a plain call does."""
+    for value in values:
+        kind = type(value)
+        if kind in _ATOMS or (kind is tuple and _all_atoms(value)) or (kind is dict and not value):
+            continue
+        return False
+    return True
 
 
 def dumps_whole(obj: Any) -> bytes:

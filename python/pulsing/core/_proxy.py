@@ -221,7 +221,11 @@ class CallItems(AsyncIterator[Any]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        # One coroutine an item, not two.
+        return self._first() if self._call is not None or self._stream is None else self._stream.__anext__()
+
+    async def _first(self) -> Any:
         if self._call is not None:
             call, self._call = self._call, None
             result = await call

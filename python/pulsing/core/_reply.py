@@ -208,9 +208,11 @@ class RemoteReply:
     def start(self, msg_type: str | None = None) -> None:
         if self.done:
             return
-        self.call.start()
-        # A first item without a body: the type of the message that the stream belongs to, "" for a bare generator.
-        self._send(RAW, (msg_type or "").encode(), [])
+        # The type of the message that the stream belongs to; "" for a bare generator.
+        try:
+            self.call.start((msg_type or "").encode())
+        except _core.CoreError:
+            raise consumer_gone() from None
 
     def try_send(self, item: Any) -> bool:
         if self.done:

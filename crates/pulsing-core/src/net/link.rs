@@ -22,7 +22,7 @@ use crate::cluster::Identity;
 use crate::error::{Error, Result};
 use crate::id::ActorId;
 use crate::observe::Metrics;
-use crate::payload::Payload;
+use crate::payload::{Codec, Payload};
 
 /// How long one lane is still read once the other has ended.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -337,7 +337,10 @@ impl Role for Link {
             }
             Inbound::Item(id, payload) => {
                 if let Some(call) = call(id) {
-                    self.metrics.stream_items.inc();
+                    // Without a body it is a header of the stream, not an item.
+                    if payload.codec != Codec::RAW || !payload.buffers.is_empty() {
+                        self.metrics.stream_items.inc();
+                    }
                     call.event(ReplyEvent::Item(payload));
                 }
             }
