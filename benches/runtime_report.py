@@ -150,6 +150,12 @@ def page(run: dict[str, Any]) -> str:
     for row in ROWS:
         if any(row.key in runs.get(name, {}) for name in names):
             lines += table(runs, row, names)
+    lines += [
+        "## By part",
+        "",
+        "What one message costs by part, before and after: [runtime-profile.md](runtime-profile.md).",
+        "",
+    ]
     endings = [
         f"* {name}, {count} of {run['repetitions']} repetitions: {text}"
         for name in names
