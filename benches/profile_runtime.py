@@ -147,8 +147,8 @@ def main() -> None:
         "# What a message costs, by part",
         "",
         report.filled(
-            "Written by `make profile-runtime` (`benches/profile_runtime.py`). CPU is sampled by perf on both processes "
-            "under uvloop, calls one after the other; instructions are counted by callgrind in one process with both "
+            "Written by `make profile-runtime` (`benches/profile_runtime.py`). perf samples the CPU of both processes, "
+            "under uvloop, calls one after the other. Instructions are counted by callgrind in one process with both "
             "nodes in it, under asyncio, user space only. Profiled builds are release wheels."
         ),
         "",

@@ -150,12 +150,6 @@ def page(run: dict[str, Any]) -> str:
     for row in ROWS:
         if any(row.key in runs.get(name, {}) for name in names):
             lines += table(runs, row, names)
-    lines += [
-        "## By part",
-        "",
-        "What one message costs by part, before and after: [runtime-profile.md](runtime-profile.md).",
-        "",
-    ]
     endings = [
         f"* {name}, {count} of {run['repetitions']} repetitions: {text}"
         for name in names
@@ -163,4 +157,10 @@ def page(run: dict[str, Any]) -> str:
     ]
     if endings:
         lines += ["### How processes ended", "", *endings, ""]
+    lines += [
+        "## By part",
+        "",
+        "What one message costs by part, before and after: [runtime-profile.md](runtime-profile.md).",
+        "",
+    ]
     return "\n".join(lines)

@@ -29,7 +29,8 @@ class Load:
         self.targets = targets
         self.done = done
         self.errors = errors
-        self.dice = random.Random(4)
+        # Of each node's own: two loads must not claim the same names.
+        self.dice = random.Random(str(system.node_id))
 
     def start(self) -> list["asyncio.Task[None]"]:
         """Starts the load; `end` takes what is returned."""
