@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from pulsing.core._bridge import bridge_of
@@ -138,18 +138,20 @@ class ArgumentStream(AsyncIterator[Any]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
         reader = self._reader
-        if reader is None:
-            if self._closed:
-                raise StopAsyncIteration
-            if self._opening:
-                raise RuntimeError("this stream is being read by another task already")
-            self._opening = True
-            try:
-                reader = self._reader = await self._origin.open()
-            finally:
-                self._opening = False
+        return self._first() if reader is None else reader.__anext__()
+
+    async def _first(self) -> Any:
+        if self._closed:
+            raise StopAsyncIteration
+        if self._opening:
+            raise RuntimeError("this stream is being read by another task already")
+        self._opening = True
+        try:
+            reader = self._reader = await self._origin.open()
+        finally:
+            self._opening = False
         return await reader.__anext__()
 
     async def aclose(self) -> None:
