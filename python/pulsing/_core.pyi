@@ -200,6 +200,7 @@ class System:
         join_timeout: float | None,
         observe: bool,
         max_message: int | None,
+        preset: str | None = None,
         host: TestHost | None = None,
     ) -> None:
         """Starts a node and reports it to `token`; `pulsing.core.SystemConfig` documents the settings.

@@ -24,7 +24,6 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from pulsing.core import _global
 from pulsing.core._ids import ActorId, NodeId
-from pulsing.core._life import STOP_GRACE
 from pulsing.core._lifecycle import check_fork
 from pulsing.core._loop_thread import LoopThread
 from pulsing.core._options import DEFAULT, Timeout
@@ -94,7 +93,7 @@ def init(*args: Any, **kwargs: Any) -> System:
         return System(system)
 
 
-def shutdown(grace: float = STOP_GRACE) -> None:
+def shutdown(grace: float | None = None) -> None:
     """Ends the process's own system; nothing happens when there is none.
 
     Args:
@@ -169,7 +168,7 @@ def refer(actorid: ActorId | str) -> Proxy:
     return Proxy(run(_global.refer, actorid).as_any())
 
 
-def stop(actor: str | Proxy, grace: float = STOP_GRACE) -> None:
+def stop(actor: str | Proxy, grace: float | None = None) -> None:
     """Stops an actor of this node, by name or proxy; an unknown one is no error.
 
     Args:

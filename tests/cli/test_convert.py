@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from pulsing.cli._convert import ConvertError, describe, from_json, from_text
+from pulsing.core._convert import ConvertError, describe, from_json, from_text
 
 
 class Color(enum.Enum):

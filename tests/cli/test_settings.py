@@ -4,16 +4,21 @@ import pathlib
 from typing import Any
 
 import pytest
+import typer
 
 from pulsing.cli._errors import CliError, FailureError, MisuseError
-from pulsing.cli._settings import SETTINGS, passphrase, resolve
+from pulsing.cli._settings import SETTINGS, default_text, passphrase, resolve
+from pulsing.cli.main import app
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_precedence(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text('addr = "f:1"\ncluster = "file"\nseeds = ["a:1", "b:2"]\njoin_timeout = 3\ninsecure = true\n')
+    file.write_text(
+        'addr = "f:1"\ncluster = "file"\nseeds = ["a:1", "b:2"]\njoin_timeout = 3\ninsecure = true\n'
+        'default_timeout = 0\nmax_message = "64MiB"\nmailbox = 32\n'
+    )
     environ = {"PULSING_ADDR": "e:1", "PULSING_CLUSTER": "env", "PULSING_CONFIG": str(file)}
     got = resolve({"addr": "c:1", "cluster": None}, None, environ)
     assert got["addr"] == "c:1"
@@ -22,10 +27,13 @@ def test_precedence(tmp_path: pathlib.Path) -> None:
     assert got["join_timeout"] == 3.0
     assert got["insecure"] is True
     assert got["log_level"] == "info"
+    assert (got["default_timeout"], got["max_message"], got["mailbox"]) == (None, 64 << 20, 32)
+    assert resolve({"join_timeout": "0"}, str(file), {})["join_timeout"] is None
 
 
 def test_defaults_are_the_table() -> None:
-    assert resolve({}, None, {}) == {setting.name: setting.default for setting in SETTINGS}
+    want = {setting.name: setting.default_for(serving=True) for setting in SETTINGS}
+    assert resolve({}, None, {}) == {**want, "seeds": []}
 
 
 @pytest.mark.parametrize(
@@ -36,11 +44,15 @@ def test_defaults_are_the_table() -> None:
         ({}, "x", MisuseError, "is not TOML"),
         ({"log_level": "loud"}, "", MisuseError, "--log_level: 'loud' is none of error|warn|info|debug|trace"),
         ({"join_timeout": "soon"}, "", MisuseError, "--join_timeout: 'soon' is not a float"),
-        ({"join_timeout": "-1"}, "", MisuseError, "0 or more"),
+        ({"join_timeout": "-1"}, "", MisuseError, "--join_timeout=-1.0: expected seconds above 0"),
+        ({"mailbox": "3"}, "", MisuseError, "--mailbox=3: expected 16 to 1000000 messages"),
+        ({"preset": "moon"}, "", MisuseError, "--preset: 'moon' is none of auto|local|lan|wan"),
+        ({"max_message": "big"}, "", MisuseError, "--max_message: 'big' is not a size, such as"),
+        ({}, "max_restarts = -1", MisuseError, "max_restarts=-1: expected 0 or more"),
         ({"seeds": ""}, "", MisuseError, "--seeds '' names no node"),
         ({"seeds": ",,"}, "", MisuseError, "names no node"),
-        ({"cluster": " "}, "", MisuseError, "--cluster is empty"),
-        ({}, None, FailureError, "cannot read --config"),
+        ({"cluster": " "}, "", MisuseError, "--cluster=' ': expected a name"),
+        ({}, None, FailureError, "cannot read the configuration file"),
     ],
 )
 def test_refusals(
@@ -77,10 +89,62 @@ def test_what_is_no_secret(tmp_path: pathlib.Path) -> None:
     assert "is longer than 65536 bytes" in str(endless.value)
 
 
-def test_the_reference_page_is_the_table() -> None:
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("PULSING_MAILBOXES", "PULSING_MAILBOX"),
+        ("PULSING_JOIN_TIMEOUTS", "PULSING_JOIN_TIMEOUT"),
+        ("PULSING_SEED", "PULSING_SEEDS"),
+        ("PULSING_PASPHRASE", "PULSING_PASSPHRASE"),
+    ],
+)
+def test_a_misspelt_variable_is_an_error_that_names_the_right_one(name: str, meant: str) -> None:
+    with pytest.raises(MisuseError, match=f"{name} is no setting - did you mean {meant}"):
+        resolve({}, None, {name: "1"})
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    theirs = {
+        # What Kubernetes makes of services called pulsing-seeds and pulsing.
+        "PULSING_SEEDS_SERVICE_HOST": "10.0.0.1",
+        "PULSING_SEEDS_SERVICE_PORT_HTTP": "80",
+        "PULSING_SEEDS_PORT_80_TCP_ADDR": "10.0.0.1",
+        "PULSING_PORT": "tcp://10.0.0.1:80",
+        "PULSING_TEST_SEED": "1",
+        "PULSING_BENCH_API_KEY": "x",
+        "PULSING_FLEET_DIR": "/x",
+        "PULSING_LOG": "debug",
+        "PULSING_OWN_THING": "x",
+        "PATH": "/bin",
+    }
+    assert resolve({}, None, theirs) == resolve({}, None, {})
+
+
+def rows() -> list[list[str]]:
+    """The table of the page, without its marks."""
     page = (ROOT / "docs/reference/settings.md").read_text()
-    lines = [line.strip("|") for line in page.splitlines() if line.startswith("| `--")]
-    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
-    assert [row[0] for row in rows if row[2] != "`PULSING_CONFIG`"] == [f"`--{setting.name}`" for setting in SETTINGS]
-    for row, setting in zip(rows, SETTINGS, strict=False):
-        assert row[2] == f"`{setting.env}`"
+    lines = [line.strip().strip("|") for line in page.splitlines() if line.startswith("| `--")]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return [[*(cell.strip("`") for cell in row[:-1]), row[-1]] for row in cells]
+
+
+def test_the_reference_page_is_the_table() -> None:
+    found = {row[0].removeprefix("--"): row[1:] for row in rows()}
+    assert found.pop("config")[1] == "PULSING_CONFIG"
+    assert found == {
+        setting.name: [
+            setting.name,
+            setting.env,
+            default_text(setting, serving=False),
+            default_text(setting, serving=True),
+            setting.unit,
+            setting.doc,
+        ]
+        for setting in SETTINGS
+    }
+
+
+def test_every_setting_is_a_flag_and_only_they_are() -> None:
+    actor = typer.main.get_command(app).commands["actor"]  # type: ignore[attr-defined]
+    options = {option.name for option in actor.params if option.opts[0].startswith("--")}
+    assert options - {"name", "config", "show_help"} == {setting.name for setting in SETTINGS}

@@ -87,7 +87,7 @@ fn seconds(what: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
 #[pymethods]
 impl System {
     #[staticmethod]
-    #[pyo3(signature = (bridge, token, *, addr, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, host = None))]
+    #[pyo3(signature = (bridge, token, *, addr, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, preset = None, host = None))]
     fn start(
         py: Python<'_>,
         bridge: &Bridge,
@@ -101,6 +101,7 @@ impl System {
         join_timeout: Option<f64>,
         observe: bool,
         max_message: Option<u64>,
+        preset: Option<&str>,
         host: Option<PyRef<'_, TestHost>>,
     ) -> PyResult<()> {
         let (runtime, transport) = match &host {
@@ -122,6 +123,13 @@ impl System {
             observe,
             transport,
             ..SystemConfig::default()
+        };
+        config.preset = match preset {
+            None => None,
+            Some(name) => Some(
+                core::cluster::Preset::named(name)
+                    .ok_or_else(|| PyValueError::new_err(format!("preset={name}: expected local, lan or wan")))?,
+            ),
         };
         if let Some(limit) = max_message {
             config.max_message = limit;

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pulsing.core import ActorId, ActorSystem
 
 DEFAULT_NAME = "worker"
-# What requests in progress get to finish after the first signal; a second signal ends them.
-_GRACE = 30.0
 _FIRST_HINT = 1.0
 _LOOK_EVERY = 0.5
 
@@ -92,7 +90,7 @@ async def _serve(
             if not signalled.done() and system.cell(actor_id) is None:
                 raise FailureError(f"{name} ended by itself")
     finally:
-        await pul.shutdown(grace=_GRACE)
+        await pul.shutdown()
 
 
 async def _start(
@@ -108,11 +106,8 @@ async def _start(
             system = await pul.init(
                 settings["addr"],
                 seeds=settings["seeds"],
-                cluster=settings["cluster"],
                 passphrase=passphrase,
-                insecure=settings["insecure"],
-                join_timeout=settings["join_timeout"] or None,
-                observe=settings["observe"],
+                **_settings.of_the_node(settings),
             )
     except ConfigError as error:
         raise MisuseError(str(error)) from error

@@ -8,8 +8,8 @@ belongs.
 from collections.abc import Sequence
 from typing import Any
 
-from pulsing.cli._convert import FALSE_WORDS, TRUE_WORDS
 from pulsing.cli._errors import MisuseError, nearest
+from pulsing.core._convert import FALSE_WORDS, TRUE_WORDS
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -11,9 +11,9 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from pulsing.cli import _convert
 from pulsing.cli._argv import canonical
 from pulsing.cli._errors import FailureError, MisuseError, nearest
+from pulsing.core import _convert
 
 _EMPTY = inspect.Parameter.empty
 

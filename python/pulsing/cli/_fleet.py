@@ -15,6 +15,7 @@ import typer
 
 from pulsing.cli._errors import CliError, FailureError, MisuseError, nearest
 from pulsing.cli._logging import to_stderr
+from pulsing.cli._settings import option
 
 if TYPE_CHECKING:
     from pulsing.fleet import Deployment
@@ -85,14 +86,9 @@ def up(
     file: File = None,
     state_dir: StateDir = None,
     passphrase_file: Annotated[
-        str | None,
-        typer.Option(
-            "--passphrase_file", metavar="FILE", help="The cluster's secret, for the fleet's Routers and EngineWorkers."
-        ),
+        str | None, option("passphrase_file", "The cluster's secret, for the fleet's Routers and EngineWorkers.")
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", help="The cluster that they form, or join.")
-    ] = None,
+    cluster: Annotated[str | None, option("cluster", "The cluster that they form, or join.")] = None,
 ) -> None:
     from pulsing.fleet import FleetRunningError, Launcher, PortTakenError
 

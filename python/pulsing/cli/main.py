@@ -13,6 +13,7 @@ import typer
 from pulsing.cli import _argv, _fleet
 from pulsing.cli._errors import CliError, MisuseError
 from pulsing.cli._inspect_source import Source
+from pulsing.cli._settings import option, with_flags
 
 app = typer.Typer(
     name="pulsing",
@@ -36,18 +37,9 @@ Seeds = Annotated[
 ]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long one node may take to answer.")]
 PassphraseFile = Annotated[
-    str | None,
-    typer.Option(
-        "--passphrase_file",
-        metavar="FILE",
-        envvar="PULSING_PASSPHRASE_FILE",
-        help="The secret of a cluster that has one.",
-    ),
+    str | None, option("passphrase_file", "The secret of a cluster that has one.", from_env=True)
 ]
-Cluster = Annotated[
-    str,
-    typer.Option("--cluster", metavar="NAME", envvar="PULSING_CLUSTER", help="Its name; matters with a secret only."),
-]
+Cluster = Annotated[str, option("cluster", "Its name; matters with a secret only.", from_env=True)]
 BestEffort = Annotated[
     bool,
     typer.Option(
@@ -85,27 +77,15 @@ def _root(
         "Settings come from flags, PULSING_* variables or --config, in that order of precedence."
     ),
 )
+@with_flags
 def actor(
     ctx: typer.Context,
     cls: Annotated[str | None, typer.Argument(metavar="CLASS", help="For example pulsing.serving.Router.")] = None,
-    addr: Annotated[
-        str | None,
-        typer.Option(
-            "--addr", metavar="HOST:PORT", help="Where to listen. Default: a free port that the seeds can reach."
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="A,B", help="host:port of nodes to join, separated by commas.")
-    ] = None,
     name: Annotated[
         str | None,
         typer.Option(
             "--name", help="Name the actor serves under. Default: worker, or what its class says (a Router: router)."
         ),
-    ] = None,
-    join_timeout: Annotated[
-        str | None,
-        typer.Option("--join_timeout", metavar="SECONDS", help="How long to wait for the seeds. Default: 0, for ever."),
     ] = None,
     define: Annotated[
         list[str] | None,
@@ -116,39 +96,11 @@ def actor(
             help="actor.extra_kwargs='{\"key\": 1}': constructor arguments as JSON.",
         ),
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", help="Name of the cluster. Default: default.")
-    ] = None,
-    passphrase_file: Annotated[
-        str | None,
-        typer.Option(
-            "--passphrase_file",
-            metavar="FILE",
-            help="File with the cluster's secret: mutual TLS between all who know it. The same on every node.",
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool | None,
-        typer.Option(
-            "--insecure/--no_insecure",
-            help="Take unauthenticated plaintext peers from other hosts. Needed on both sides; trusted networks only.",
-        ),
-    ] = None,
-    observe: Annotated[
-        bool | None,
-        typer.Option("--observe/--no_observe", help="Answer `pulsing inspect` on the node's port. Default: yes."),
-    ] = None,
-    log_level: Annotated[
-        str | None,
-        typer.Option("--log_level", metavar="LEVEL", help="error, warn, info, debug or trace. Default: info."),
-    ] = None,
-    log_format: Annotated[
-        str | None, typer.Option("--log_format", metavar="FORMAT", help="text or json. Default: text.")
-    ] = None,
     config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML file of these settings.")] = None,
     show_help: Annotated[
         bool, typer.Option("--help", help="Show this message, and the constructor's parameters of CLASS.")
     ] = False,
+    **flags: Any,
 ) -> None:
     from pulsing.cli import _actor
 
@@ -159,17 +111,6 @@ def actor(
         return
     if cls is None:
         raise MisuseError("CLASS is missing, as in: pulsing actor pulsing.serving.Router --addr 0.0.0.0:8000")
-    flags: dict[str, Any] = {
-        "addr": addr,
-        "seeds": seeds,
-        "cluster": cluster,
-        "passphrase_file": passphrase_file,
-        "join_timeout": join_timeout,
-        "insecure": insecure,
-        "observe": observe,
-        "log_level": log_level,
-        "log_format": log_format,
-    }
     options = [_argv.canonical(spelling) for param in ctx.command.params for spelling in param.opts]
     _actor.run(cls, name, flags, config, _constructor_tokens or [], define or [], options)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypedDict
 
+from pulsing.core._settings import MAX_MESSAGE, SETTINGS, Preset
 from pulsing.exceptions import ConfigError
 
 DEFAULT_TIMEOUT = 30.0
@@ -19,6 +20,8 @@ HOOK_TIMEOUT = 60.0
 class SystemConfig:
     """Settings of one node. Every one but the security has a default that works on one machine.
 
+    `docs/reference/settings.md` lists them with their flags and variables; neither is looked at here.
+
     Args:
         addr: ``host:port`` to listen on; None: a free port on the interface that reaches the first seed.
         seeds: ``host:port`` of nodes to join; none: this is the first node.
@@ -28,12 +31,25 @@ class SystemConfig:
         secret_file: File of the per-user secret that peers on one host prove; None: the default place.
         join_timeout: Seconds to wait for the seeds; None for ever.
         observe: Answer observers on the node's port.
+        preset: How patient failure detection is: "local", "lan", "wan"; "auto": local without a secret, else lan.
         default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
         start_timeout: Seconds an actor's `on_start` may take; None for ever. Constructors are not limited.
         stop_timeout: Seconds an actor's `on_stop` may take; a killed actor's gets one.
-        max_message: Largest message accepted from a peer, in bytes; None: 4 GiB.
+        stop_grace: Seconds that running handlers get when their actor or the node is stopped.
         process_start_timeout: Seconds that the process of an actor (``new_process=True``) may take until it has joined;
             None for ever.
+        mailbox: Messages that may wait in front of an actor (16 to 1,000,000).
+        max_concurrency: Handlers of one actor that may interleave.
+        max_message: Largest message accepted from a peer, in bytes.
+        max_restarts: Restarts that an actor with a restart policy gets within `restart_window`.
+        min_backoff: Seconds before the first restart of a series.
+        max_backoff: Longest wait before a restart in seconds.
+        restart_window: Seconds over which restarts are counted.
+        watchdog: Seconds for which the event loop may be blocked before what blocks it is logged; None: off. Of several
+            systems on one loop the last one decides.
+
+    Raises:
+        ConfigError: A value that does not fit; the message says which would.
     """
 
     addr: str | None = None
@@ -44,22 +60,30 @@ class SystemConfig:
     secret_file: str | None = None
     join_timeout: float | None = 10.0
     observe: bool = True
+    preset: Preset = "auto"
     default_timeout: float | None = DEFAULT_TIMEOUT
-    start_timeout: float | None = HOOK_TIMEOUT
-    stop_timeout: float = HOOK_TIMEOUT
-    max_message: int | None = None
+    start_timeout: float | None = 60.0
+    stop_timeout: float = 60.0
+    stop_grace: float = 5.0
     process_start_timeout: float | None = 30.0
+    mailbox: int = 256
+    max_concurrency: int = 256
+    max_message: int = MAX_MESSAGE
+    max_restarts: int = 3
+    min_backoff: float = 0.1
+    max_backoff: float = 30.0
+    restart_window: float = 300.0
+    watchdog: float | None = 0.1
 
     def __post_init__(self) -> None:
         if isinstance(self.seeds, str):
             raise ConfigError(f"seeds={self.seeds!r}: expected a list of host:port, as in seeds=[{self.seeds!r}]")
         object.__setattr__(self, "seeds", tuple(self.seeds or ()))
-        for name in ("join_timeout", "default_timeout", "start_timeout", "process_start_timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name}={value}: expected seconds above 0, or None for ever")
-        if not self.stop_timeout > 0:
-            raise ConfigError(f"stop_timeout={self.stop_timeout}: expected seconds above 0")
+        for setting in SETTINGS:
+            if setting.field:
+                setting.check(getattr(self, setting.name))
+        if self.min_backoff > self.max_backoff:
+            raise ConfigError(f"min_backoff={self.min_backoff} is longer than max_backoff={self.max_backoff}")
         if self.passphrase is not None and self.insecure:
             raise ConfigError("passphrase and insecure=True exclude each other: a cluster has a secret, or it has none")
 
@@ -92,3 +116,27 @@ class SystemConfig:
     def is_tls_enabled(self) -> bool:
         """Whether traffic is encrypted."""
         return self.passphrase is not None
+
+
+class NodeSettings(TypedDict, total=False):
+    """The settings that `pul.init` and `pul.actor_system` take by name; `SystemConfig` says what they mean."""
+
+    cluster: str
+    insecure: bool
+    secret_file: str | None
+    join_timeout: float | None
+    observe: bool
+    preset: Preset
+    default_timeout: float | None
+    start_timeout: float | None
+    stop_timeout: float
+    stop_grace: float
+    process_start_timeout: float | None
+    mailbox: int
+    max_concurrency: int
+    max_message: int
+    max_restarts: int
+    min_backoff: float
+    max_backoff: float
+    restart_window: float
+    watchdog: float | None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
-from pulsing.core._config import DEFAULT_TIMEOUT, HOOK_TIMEOUT, SystemConfig
+from pulsing.core._config import NodeSettings, SystemConfig
 from pulsing.core._ending import Which
 from pulsing.core._ids import ActorId, NodeId
-from pulsing.core._life import STOP_GRACE
 from pulsing.core._lifecycle import check_fork, start_logging
 from pulsing.core._placement import Placement
 from pulsing.core._proxy import ActorProxy
 from pulsing.core._refs import ActorRef
+from pulsing.core._settings import given, nearest
+from pulsing.core._settings import passphrase as read_passphrase
 from pulsing.core._system import ActorSystem
 from pulsing.exceptions import ConfigError, PulsingRuntimeError
 
@@ -27,10 +30,14 @@ def _config(
     seeds: Sequence[str] | None,
     head_addr: str | None,
     is_head_node: bool,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
 ) -> SystemConfig:
     if head_addr is not None and is_head_node:
         raise ConfigError("Cannot set both head_addr and is_head_node: a head has no head")
+    known = [one.name for one in dataclasses.fields(SystemConfig)]
+    for name in settings:
+        if name not in known:
+            raise TypeError(f"unknown setting {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
     # A bare string goes on as it is: SystemConfig says in words what is wrong with it.
     joined: Any = seeds if isinstance(seeds, str) else tuple(seeds or ())
     config = SystemConfig(addr=addr, seeds=joined, **settings)
@@ -42,67 +49,52 @@ async def init(
     *,
     seeds: Sequence[str] | None = None,
     passphrase: str | None = None,
+    passphrase_file: str | os.PathLike[str] | None = None,
     head_addr: str | None = None,
     is_head_node: bool = False,
-    cluster: str = "default",
-    insecure: bool = False,
-    secret_file: str | None = None,
-    join_timeout: float | None = 10.0,
-    observe: bool = True,
-    default_timeout: float | None = DEFAULT_TIMEOUT,
-    start_timeout: float | None = HOOK_TIMEOUT,
-    stop_timeout: float = HOOK_TIMEOUT,
-    max_message: int | None = None,
+    config: str | os.PathLike[str] | None = None,
     log_level: str | None = None,
     log_format: str | None = None,
+    **settings: Unpack[NodeSettings],
 ) -> ActorSystem:
-    """Starts the process's own system, or returns it if it runs with the same arguments.
+    """Starts the process's own system, or returns it if it runs with the same settings.
+
+    What is not given here comes from ``PULSING_*`` variables, then from the file, then from the defaults;
+    `docs/reference/settings.md` lists all.
 
     Args:
         addr: ``host:port`` to listen on; None: a free port on the interface that reaches the first seed.
         seeds: ``host:port`` of nodes to join; none: this is the first node.
         passphrase: Secret of the cluster: mutual TLS between all who know it.
+        passphrase_file: File with that secret.
         head_addr: One more seed; every node can be one, so that there is no special head.
         is_head_node: Accepted for older programs; changes nothing.
-        cluster: Name of the cluster; nodes of another name are refused.
-        insecure: Take plaintext peers from other hosts without proof; needed on both sides.
-        secret_file: File of the per-user secret; None: the default place.
-        join_timeout: Seconds to wait for the seeds; None for ever.
-        observe: Answer observers on the node's port.
-        default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
-        start_timeout: Seconds an actor's `on_start` may take; None for ever.
-        stop_timeout: Seconds an actor's `on_stop` may take; a killed actor's gets one.
-        max_message: Largest message accepted from a peer, in bytes; None: 4 GiB.
+        config: TOML file of settings; default: ``PULSING_CONFIG``, if set.
         log_level: How much the runtime itself logs on stderr; default: ``PULSING_LOG``, else "warn". Python's part logs
             to ``logging.getLogger("pulsing")``.
-        log_format: "text" or "json"; default: ``PULSING_LOG_FORMAT``, else text.
+        log_format: "text" or "json".
+        **settings: As for `SystemConfig`.
 
     Raises:
-        PulsingRuntimeError: It runs with other arguments, or on another event loop.
+        TypeError: An unknown setting.
+        PulsingRuntimeError: It runs with other settings, or on another event loop.
         BindError, JoinError, RefusedError, ConfigError: As they say.
     """
     global _system, _starting, _starting_with  # noqa: PLW0603 - the process has one
     check_fork()
-    if log_level is not None or log_format is not None:
-        start_logging(log_level, log_format)
-    config = _config(
-        addr,
-        seeds,
-        head_addr,
-        is_head_node,
-        {
-            "passphrase": passphrase,
-            "cluster": cluster,
-            "insecure": insecure,
-            "secret_file": secret_file,
-            "join_timeout": join_timeout,
-            "observe": observe,
-            "default_timeout": default_timeout,
-            "start_timeout": start_timeout,
-            "stop_timeout": stop_timeout,
-            "max_message": max_message,
-        },
-    )
+    values = given(config, os.environ)
+    usual = values.pop("log_level", None), values.pop("log_format", None)
+    level, form = log_level or os.environ.get("PULSING_LOG") or usual[0], log_format or usual[1]
+    if level is not None or form is not None:
+        start_logging(level, form)
+    secret = values.pop("passphrase_file", None)
+    values.update(settings)
+    if passphrase is None and (passphrase_file is not None or not settings.get("insecure")):
+        passphrase = read_passphrase(passphrase_file or secret, os.environ)
+    values["passphrase"] = passphrase
+    addr = values.pop("addr", None) if addr is None else addr
+    joined = values.pop("seeds", None)
+    wanted = _config(addr, joined if seeds is None else seeds, head_addr, is_head_node, values)
     loop = asyncio.get_running_loop()
     running = _current()
     if running is None and _starting is not None and not _starting.get_loop().is_closed():
@@ -110,17 +102,17 @@ async def init(
             raise PulsingRuntimeError(
                 "pul.init() runs on another event loop of this process; use pul.actor_system() here"
             )
-        _same(_starting_with, config)
+        _same(_starting_with, wanted)
         return await asyncio.shield(_starting)
     if running is not None:
         if running.loop is not loop:
             raise PulsingRuntimeError(
                 "pul.init() was called on another event loop of this process; pul.actor_system() starts a second system"
             )
-        _same(running.config, config)
+        _same(running.config, wanted)
         return running
-    _starting_with = config
-    _starting = loop.create_task(ActorSystem.create(config))
+    _starting_with = wanted
+    _starting = loop.create_task(ActorSystem.create(wanted))
     try:
         # Cancelling this call cancels the start; who else waits for it is told so.
         _system = await _starting
@@ -151,11 +143,11 @@ def adopt(system: ActorSystem | None) -> ActorSystem | None:
     return before
 
 
-async def shutdown(grace: float = 5.0) -> None:
+async def shutdown(grace: float | None = None) -> None:
     """Ends the process's own system; nothing happens when there is none.
 
     Args:
-        grace: Seconds that running handlers get to finish.
+        grace: Seconds that running handlers get to finish; default: the system's `stop_grace`.
     """
     global _system
     system, _system = _current(), None
@@ -188,9 +180,17 @@ async def actor_system(
     passphrase: str | None = None,
     head_addr: str | None = None,
     is_head_node: bool = False,
-    **settings: Any,
+    **settings: Unpack[NodeSettings],
 ) -> ActorSystem:
-    """Starts a system of its own, apart from `init`'s; takes the same arguments.
+    """Starts a system of its own, apart from `init`'s, and from what the environment says.
+
+    Args:
+        addr: As for `init`, and so are the others.
+        seeds: Nodes to join.
+        passphrase: Secret of the cluster.
+        head_addr: One more seed.
+        is_head_node: Changes nothing.
+        **settings: As for `SystemConfig`.
 
     Raises:
         TypeError: An unknown setting.
@@ -207,10 +207,10 @@ async def spawn(
     public: bool | None = None,
     unique: bool = False,
     restart_policy: str = "never",
-    max_restarts: int = 3,
-    min_backoff: float = 0.1,
-    max_backoff: float = 30.0,
-    restart_window: float = 300.0,
+    max_restarts: int | None = None,
+    min_backoff: float | None = None,
+    max_backoff: float | None = None,
+    restart_window: float | None = None,
     mailbox: int | None = None,
     max_concurrency: int | None = None,
     placement: Placement = "local",
@@ -239,7 +239,7 @@ async def drain(name: Which) -> None:
     await get_system().drain(name)
 
 
-async def stop(name: Which, grace: float = STOP_GRACE) -> None:
+async def stop(name: Which, grace: float | None = None) -> None:
     """`ActorSystem.stop` on the process's own system."""
     await get_system().stop(name, grace)
 

@@ -12,7 +12,7 @@ from pulsing.core._bridge import DISPLACED, ENDING
 from pulsing.core._cell import Cell
 from pulsing.core._delivery import Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec
-from pulsing.core._life import STOP_GRACE, STOPPED
+from pulsing.core._life import STOPPED
 from pulsing.core._pickle import loads
 from pulsing.core._propagate import arrive
 from pulsing.core._refusals import stopped
@@ -139,7 +139,7 @@ class Inlet:
         cell = self._cell
         if event[0] == ENDING:
             _, _, how, grace, error = event
-            cell.life.begin(how, STOP_GRACE if grace is None else grace, error or "")
+            cell.life.begin(how, cell.system.config.stop_grace if grace is None else grace, error or "")
             return
         call: _core.InboundCall = event[2]
         cell.system.counts.inbound += 1

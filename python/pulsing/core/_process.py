@@ -165,7 +165,7 @@ class ProcessActor:
         self._system = system
         self._plan = plan
         self._options = dataclasses.replace(options, new_process=False)
-        self._budget = RestartBudget(options.policy)
+        self._budget = RestartBudget(options.policy.under(system.config))
         self._process: Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stopping = False

@@ -229,10 +229,10 @@ def remote(cls: type, /) -> ActorClass: ...
 def remote(
     *,
     restart_policy: str = "never",
-    max_restarts: int = 3,
-    min_backoff: float = 0.1,
-    max_backoff: float = 30.0,
-    restart_window: float = 300.0,
+    max_restarts: int | None = None,
+    min_backoff: float | None = None,
+    max_backoff: float | None = None,
+    restart_window: float | None = None,
     mailbox: int | None = None,
     max_concurrency: int | None = None,
 ) -> Any: ...
@@ -241,10 +241,10 @@ def remote(
     /,
     *,
     restart_policy: str = "never",
-    max_restarts: int = 3,
-    min_backoff: float = 0.1,
-    max_backoff: float = 30.0,
-    restart_window: float = 300.0,
+    max_restarts: int | None = None,
+    min_backoff: float | None = None,
+    max_backoff: float | None = None,
+    restart_window: float | None = None,
     mailbox: int | None = None,
     max_concurrency: int | None = None,
 ) -> Any:
@@ -253,7 +253,7 @@ def remote(
     Args:
         cls: The class, when used without parentheses.
         restart_policy: "never", "on_failure" or "always".
-        max_restarts: Restarts allowed within `restart_window`.
+        max_restarts: Restarts allowed within `restart_window`; default: the system's, and so are the next three.
         min_backoff: Seconds before the first restart of a series.
         max_backoff: Longest wait in seconds.
         restart_window: Seconds over which restarts are counted.
@@ -264,7 +264,7 @@ def remote(
         TypeError: Put on something that is no class.
         ValueError: A policy or numbers that make no sense.
     """
-    policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
+    policy = RestartPolicy.of(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
     check_limits(mailbox, max_concurrency)
 
     def wrap(target: type) -> ActorClass:

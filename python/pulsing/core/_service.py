@@ -73,9 +73,9 @@ class PythonActorService:
         public: bool = True,
         unique: bool = False,
         restart_policy: str = "never",
-        max_restarts: int = 3,
-        min_backoff: float = 0.1,
-        max_backoff: float = 30.0,
+        max_restarts: int | None = None,
+        min_backoff: float | None = None,
+        max_backoff: float | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Starts an actor of the class at import path `class_name`."""
@@ -83,7 +83,7 @@ class PythonActorService:
 
         module, _, qualname = class_name.rpartition(".")
         found = import_class(module, qualname)
-        policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff)
+        policy = RestartPolicy.of(restart_policy, max_restarts, min_backoff, max_backoff, None)
         options = SpawnOptions(
             name, public, policy if policy.restarts else found.policy, *found.limits(None, None), unique
         )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from pulsing.core._config import SystemConfig
 
 _POLICIES = {"never": "never", "on_failure": "on_failure", "on-failure": "on_failure", "always": "always"}
 
@@ -20,6 +25,7 @@ class RestartPolicy:
         min_backoff: Seconds before the first restart of a series.
         max_backoff: Longest wait in seconds.
         window: Seconds over which restarts are counted.
+        unsaid: Names of the numbers that nobody has chosen: a system's own settings come in their place.
 
     Raises:
         ValueError: Unknown policy, or numbers that make no sense.
@@ -30,6 +36,7 @@ class RestartPolicy:
     min_backoff: float = 0.1
     max_backoff: float = 30.0
     window: float = 300.0
+    unsaid: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.policy not in _POLICIES:
@@ -43,6 +50,43 @@ class RestartPolicy:
             )
         if self.window <= 0:
             raise ValueError(f"restart_window={self.window}: expected seconds above 0")
+
+    @classmethod
+    def of(
+        cls,
+        policy: str,
+        max_restarts: int | None,
+        min_backoff: float | None,
+        max_backoff: float | None,
+        window: float | None,
+    ) -> Self:
+        """A policy some of whose numbers may be None: not said."""
+        numbers = {
+            "max_restarts": max_restarts,
+            "min_backoff": min_backoff,
+            "max_backoff": max_backoff,
+            "window": window,
+        }
+        said: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+        # One that is said must not fall foul of one that is not.
+        if "min_backoff" in said and "max_backoff" not in said:
+            said["max_backoff"] = max(said["min_backoff"], cls.__dataclass_fields__["max_backoff"].default)
+        elif "max_backoff" in said and "min_backoff" not in said:
+            said["min_backoff"] = min(said["max_backoff"], cls.__dataclass_fields__["min_backoff"].default)
+        return cls(policy, unsaid=frozenset(numbers.keys() - said.keys()), **said)
+
+    def under(self, config: SystemConfig) -> RestartPolicy:
+        """The policy on a system with these settings."""
+        if not self.unsaid:
+            return self
+        theirs = {
+            "max_restarts": config.max_restarts,
+            "min_backoff": config.min_backoff,
+            "max_backoff": config.max_backoff,
+            "window": config.restart_window,
+        }
+        chosen: dict[str, Any] = {name: theirs[name] for name in self.unsaid}
+        return dataclasses.replace(self, unsaid=frozenset(), **chosen)
 
     @property
     def restarts(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,11 +18,9 @@ from pulsing.core._cell import Cell
 from pulsing.core._config import SystemConfig
 from pulsing.core._ending import Which, end, only_one
 from pulsing.core._errors import from_core
-from pulsing.core._handlers import MAX_CONCURRENCY
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import Inlet
-from pulsing.core._life import OPEN, STOP_GRACE, words
-from pulsing.core._mailbox import CAPACITY
+from pulsing.core._life import OPEN, words
 from pulsing.core._placement import SERVICE_NAME, Placement, Placer
 from pulsing.core._process import Processes
 from pulsing.core._proxy import ActorProxy, method_names
@@ -145,6 +144,7 @@ class ActorSystem:
                 join_timeout=config.join_timeout,
                 observe=config.observe,
                 max_message=config.max_message,
+                preset=None if config.preset == "auto" else config.preset,
                 host=_host,
             )
 
@@ -153,6 +153,7 @@ class ActorSystem:
         except _core.CoreError as error:
             raise from_core(error.args) from None
         system = cls(core, bridge, config)
+        bridge.watch.limit = math.inf if config.watchdog is None else config.watchdog
         _lifecycle.track(system)
         bridge.closers.append(system._at_loop_end)
         from pulsing.core._service import PythonActorService
@@ -161,13 +162,14 @@ class ActorSystem:
         system._keep_counting()
         return system
 
-    async def shutdown(self, grace: float = STOP_GRACE) -> None:
+    async def shutdown(self, grace: float | None = None) -> None:
         """Stops every actor, leaves the cluster and ends the node; idempotent.
 
         Args:
-            grace: Seconds that running handlers get to finish.
+            grace: Seconds that running handlers get to finish; default: the system's `stop_grace`.
         """
         if self._ending is None:
+            grace = self.config.stop_grace if grace is None else grace
             self._ending = self.loop.create_task(self._shut_down(grace))
         await asyncio.shield(self._ending)
 
@@ -212,10 +214,10 @@ class ActorSystem:
         public: bool | None = None,
         unique: bool = False,
         restart_policy: str = "never",
-        max_restarts: int = 3,
-        min_backoff: float = 0.1,
-        max_backoff: float = 30.0,
-        restart_window: float = 300.0,
+        max_restarts: int | None = None,
+        min_backoff: float | None = None,
+        max_backoff: float | None = None,
+        restart_window: float | None = None,
         mailbox: int | None = None,
         max_concurrency: int | None = None,
         placement: Placement = "local",
@@ -231,7 +233,7 @@ class ActorSystem:
             unique: The name is for this actor alone in the whole cluster. Of claims made on several nodes at once,
                 or while they were parted, the oldest stands, and the other actor is stopped.
             restart_policy: "never", "on_failure" or "always".
-            max_restarts: Restarts allowed within `restart_window`.
+            max_restarts: Restarts allowed within `restart_window`; default: the system's, and so are the next three.
             min_backoff: Seconds before the first restart of a series.
             max_backoff: Longest wait in seconds.
             restart_window: Seconds over which restarts are counted.
@@ -250,7 +252,7 @@ class ActorSystem:
             TypeError: Nothing that can be an actor, supervision without a factory, or what cannot travel.
             ValueError: A placement that is none, or numbers that make no sense.
         """
-        policy = RestartPolicy(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
+        policy = RestartPolicy.of(restart_policy, max_restarts, min_backoff, max_backoff, restart_window)
         options = SpawnOptions(name, public, policy, mailbox, max_concurrency, unique, new_process)
         return await self.spawn_from(blueprint(actor, policy), options, placement, internal=_internal)
 
@@ -309,10 +311,10 @@ class ActorSystem:
             self,
             plan.build,
             name=name,
-            policy=options.policy,
+            policy=options.policy.under(self.config),
             blocking=plan.blocking,
-            mailbox=options.mailbox or CAPACITY,
-            max_concurrency=options.max_concurrency or MAX_CONCURRENCY,
+            mailbox=options.mailbox or self.config.mailbox,
+            max_concurrency=options.max_concurrency or self.config.max_concurrency,
         )
         cell.unique = options.unique
         if actor is not None:
@@ -417,19 +419,19 @@ class ActorSystem:
         """
         await end(self, name, "drain", 0.0)
 
-    async def stop(self, name: Which, grace: float = STOP_GRACE) -> None:
+    async def stop(self, name: Which, grace: float | None = None) -> None:
         """Ends an actor: waiting messages fail, running handlers get `grace` seconds and are then cancelled, `on_stop`
         runs. Returns when it has ended; a handler of the actor itself is not waited for.
 
         Args:
             name: As for `drain`.
-            grace: Seconds.
+            grace: Seconds; default: the system's `stop_grace`.
 
         Raises:
             PulsingRuntimeError: The name has several instances, none of them here.
             ConnectionLostError: The link to its node broke: it may have ended.
         """
-        await end(self, name, "stop", grace)
+        await end(self, name, "stop", self.config.stop_grace if grace is None else grace)
 
     async def kill(self, name: Which) -> None:
         """Ends an actor at once: running handlers are cancelled, and `on_stop` gets a second. See `stop`."""

@@ -18,7 +18,7 @@ from types import FrameType
 _log = logging.getLogger("pulsing")
 
 LIMIT = 0.1
-"""Seconds without a sign of life after which a loop counts as blocked."""
+"""Seconds without a sign of life after which a loop counts as blocked, unless its system says otherwise."""
 _TICK = 0.02
 """Seconds between two looks at a loop that does something; one that waits is looked at half as often."""
 _LINGER = 1.0
@@ -30,11 +30,12 @@ _STACK = 30
 class LoopWatch:
     """One loop, as the watchdog sees it."""
 
-    __slots__ = ("_active", "_asked", "_base", "_loop", "_reported", "_thread", "asleep", "running")
+    __slots__ = ("_active", "_asked", "_base", "_loop", "_reported", "_thread", "asleep", "limit", "running")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread = threading.get_ident()
+        self.limit = LIMIT
         self.running = 0
         """Handlers that have begun and not ended."""
         self.asleep = True
@@ -71,9 +72,9 @@ class LoopWatch:
             return None
         if self._asked is not None:
             self._active = now
-            if not self._reported and now - self._asked >= LIMIT:
+            if not self._reported and now - self._asked >= self.limit:
                 self._reported = True
-                _report(top)
+                _report(top, self.limit)
             return _TICK
         if top is self._base or top.f_globals.get("__name__") == "selectors":
             if self.running == 0 and now - self._active > _LINGER:
@@ -131,7 +132,7 @@ class _Watchdog:
 _watchdog = _Watchdog()
 
 
-def _report(top: FrameType) -> None:
+def _report(top: FrameType, limit: float) -> None:
     from pulsing.core._delivery import Delivery
 
     what = "the event loop is blocked"
@@ -145,5 +146,5 @@ def _report(top: FrameType) -> None:
         frame = frame.f_back
     stack = "".join(traceback.format_list(traceback.extract_stack(top, limit=_STACK))).rstrip()
     _log.warning(
-        "%s for more than %.0f ms: make it async, or mark it @pul.blocking; it is here:\n%s", what, LIMIT * 1000, stack
+        "%s for more than %.0f ms: make it async, or mark it @pul.blocking; it is here:\n%s", what, limit * 1000, stack
     )

@@ -43,6 +43,16 @@ pub(crate) struct Timing {
 }
 
 impl Preset {
+    /// The preset with this name; `None`: there is none.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "local" => Some(Self::Local),
+            "lan" => Some(Self::Lan),
+            "wan" => Some(Self::Wan),
+            _ => None,
+        }
+    }
+
     pub(crate) fn timing(self) -> Timing {
         let ms = Duration::from_millis;
         match self {

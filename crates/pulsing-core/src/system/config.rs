@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::cluster::Preset;
 use crate::net::tls::Passphrase;
 use crate::net::transport::Transport;
 
@@ -37,8 +38,18 @@ pub struct SystemConfig {
     pub observe: bool,
     /// Largest message accepted from a peer, in bytes.
     pub max_message: u64,
+    /// How patient failure detection is; `None` = local where peers prove the per-user secret, which they do on one host
+    /// only, else lan.
+    pub preset: Option<Preset>,
     /// What carries its connections; everything but a test wants TCP.
     pub transport: Transport,
+}
+
+impl SystemConfig {
+    pub(super) fn preset(&self) -> Preset {
+        let usual = if self.security == Security::Local { Preset::Local } else { Preset::Lan };
+        self.preset.unwrap_or(usual)
+    }
 }
 
 impl Default for SystemConfig {
@@ -52,6 +63,7 @@ impl Default for SystemConfig {
             join_timeout: Some(Duration::from_secs(10)),
             observe: true,
             max_message: 4 << 30,
+            preset: None,
             transport: Transport::Tcp,
         }
     }

@@ -19,7 +19,7 @@ use super::watching::Watching;
 use super::{ActorSpec, Endpoint, Instance, Member, MemberState, Reason, Security, SystemConfig, Target};
 use super::{address, join, reply, service};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
-use crate::cluster::{Entry, Identity, MemberInfo, Membership, Preset, Registry};
+use crate::cluster::{Entry, Identity, MemberInfo, Membership, Registry};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::id::{ActorId, NodeId};
@@ -167,8 +167,7 @@ impl System {
         };
         let observe = inner.config.observe.then(|| Arc::clone(&inner) as Arc<dyn ObserveSource>);
         let accept = ListenerConfig { link: link_config.clone(), session, events: events_tx.clone(), observe };
-        let preset = if inner.config.security == Security::Local { Preset::Local } else { Preset::Lan };
-        let membership = Membership::new(identity, preset, transport.random());
+        let membership = Membership::new(identity, inner.config.preset(), transport.random());
         let control = Control::new(link_config, events_tx);
         let driver = Driver::new(Arc::clone(&inner), membership, control, synced_tx);
         {

@@ -1,0 +1,411 @@
+"""The settings of a node, once: what `SystemConfig` checks, the environment, files and flags give, and the docs list.
+
+One value comes from the first of these that gives it: the argument or flag, ``PULSING_*``, the file (``--config``,
+``PULSING_CONFIG``), the default. `docs/reference/settings.md` is this table for people; a test keeps the two aligned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from pulsing.exceptions import ConfigError
+
+Preset = Literal["auto", "local", "lan", "wan"]
+LogLevel = Literal["error", "warn", "info", "debug", "trace"]
+LogFormat = Literal["text", "json"]
+
+PASSPHRASE = "PULSING_PASSPHRASE"
+"""The secret itself, for those who cannot hand over a file. No flag and no key: others could read those."""
+CONFIG = "PULSING_CONFIG"
+MAX_MESSAGE = 4 << 30
+
+_OTHER_VARIABLES = frozenset(
+    {PASSPHRASE, CONFIG, "PULSING_LOG", "PULSING_DEBUG_COPY", "PULSING_BRIDGE_PIPE", "PULSING_FLEET_DIR"}
+)
+_OTHER_FAMILIES = ("PULSING_BENCH_", "PULSING_FLEET_", "PULSING_TEST_", "PULSING_SIM_", "PULSING_CHAOS_")
+# What Kubernetes sets in every container for a service whose name begins with "pulsing".
+_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
+# In bytes. What is longer is another file, or a device that never ends.
+_MOST_SECRET = 65536
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_SIZE = re.compile(r"\s*(\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One row: argument and key `name`, flag ``--name``, variable ``PULSING_NAME``.
+
+    Args:
+        name: What it is called everywhere.
+        annotation: What text is read as.
+        default: Its value where nobody says otherwise.
+        unit: What a number counts.
+        doc: What it means.
+        expects: Which values fit, in words.
+        fits: Whether a value does.
+        endless: None is a value and means for ever, or off; text and files say 0.
+        serving: Default of `pulsing actor`, where it is another one.
+        field: Whether `SystemConfig` holds it.
+    """
+
+    name: str
+    annotation: Any
+    default: Any
+    unit: str
+    doc: str
+    expects: str = ""
+    fits: Callable[[Any], bool] = lambda _: True
+    endless: bool = False
+    serving: Any = ...
+    field: bool = True
+
+    @property
+    def env(self) -> str:
+        """Its variable."""
+        return f"PULSING_{self.name.upper()}"
+
+    def default_for(self, serving: bool) -> Any:
+        """Its default, in a program or (`serving`) of `pulsing actor`."""
+        return self.default if self.serving is ... or not serving else self.serving
+
+    def check(self, value: Any, source: str | None = None) -> Any:
+        """Returns `value` if it fits.
+
+        Raises:
+            ConfigError: It does not; the message names `source` (default: the setting), the value and what would.
+        """
+        if (value is None and (self.endless or self.default is None)) or self.fits(value):
+            return value
+        raise ConfigError(f"{source or self.name}={value!r}: expected {self.expects}")
+
+    def read(self, raw: Any, source: str) -> Any:
+        """The value that a flag, a variable or a file gives.
+
+        Args:
+            raw: Text, or what stands in a TOML file.
+            source: How errors name where it comes from.
+
+        Raises:
+            ConfigError: It cannot be read or does not fit.
+        """
+        from pulsing.core import _convert
+
+        try:
+            if self.annotation is Size:
+                value = _size(raw)
+            elif isinstance(raw, str):
+                value = _convert.from_text(self.annotation, raw)
+            else:
+                value = _convert.from_json(self.annotation, raw)
+        except _convert.ConvertError as error:
+            raise ConfigError(f"{source}: {error}") from None
+        if self.endless and value == 0:
+            return None
+        return self.check(value, source)
+
+
+class Size:
+    """Annotation of a number of bytes: ``1048576`` or ``1MiB``."""
+
+
+def _size(raw: Any) -> int:
+    from pulsing.core._convert import ConvertError
+
+    match = _SIZE.fullmatch(str(raw)) if isinstance(raw, str | int) and not isinstance(raw, bool) else None
+    if match is None or match[2].lower() not in _UNITS:
+        raise ConvertError(f"{raw!r} is not a size, such as 1048576, 64MiB or 2GiB")
+    return int(match[1]) * _UNITS[match[2].lower()]
+
+
+def _number(low: float, high: float = math.inf, *, above: bool = False, whole: bool = False) -> Callable[[Any], bool]:
+    kinds = (int,) if whole else (int, float)
+
+    def fits(value: Any) -> bool:
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return False
+        return (low < value if above else low <= value) and value <= high and not math.isinf(value)
+
+    return fits
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _seconds(name: str, default: float, doc: str, **more: Any) -> Setting:
+    """A limit that may be none."""
+    return Setting(
+        name,
+        float | None,
+        default,
+        "s",
+        f"{doc}; 0 (None): for ever",
+        "seconds above 0, or None for ever",
+        _number(0, above=True),
+        endless=True,
+        **more,
+    )
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "addr",
+        str | None,
+        None,
+        "host:port",
+        "where to listen; none: a free port on the interface that reaches the first seed",
+        "host:port",
+        _text,
+    ),
+    Setting("seeds", list[str], (), "host:port", "nodes to join, separated by commas; none: this is the first node"),
+    Setting("cluster", str, "default", "", "name of the cluster; nodes of another name are refused", "a name", _text),
+    Setting(
+        "passphrase_file",
+        str | None,
+        None,
+        "",
+        "file with the cluster's secret: mutual TLS between all who know it; the same on every node",
+        "a path",
+        lambda value: isinstance(value, str | os.PathLike),
+        field=False,
+    ),
+    Setting(
+        "secret_file",
+        str | None,
+        None,
+        "",
+        "file of the per-user secret that peers on one host prove; none: the default place",
+        "a path",
+        lambda value: isinstance(value, str | os.PathLike),
+    ),
+    Setting(
+        "insecure",
+        bool,
+        False,
+        "",
+        "take unauthenticated plaintext peers from other hosts; needed on both sides; excludes a secret",
+        "True or False",
+        lambda value: isinstance(value, bool),
+    ),
+    _seconds("join_timeout", 10.0, "how long to wait for the seeds", serving=None),
+    Setting(
+        "observe",
+        bool,
+        True,
+        "",
+        "answer observers (`/health`, `/ready`, `/cluster/members`, `/actors`, `/metrics`) on the node's port",
+        "True or False",
+        lambda value: isinstance(value, bool),
+    ),
+    Setting(
+        "preset",
+        Preset,
+        "auto",
+        "",
+        "how patient failure detection is: `local`, `lan`, `wan`; `auto`: local without a secret, else lan",
+        "'auto', 'local', 'lan' or 'wan'",
+        lambda value: value in ("auto", "local", "lan", "wan"),
+    ),
+    _seconds("default_timeout", 30.0, "how long a call waits for its first answer unless it says otherwise"),
+    _seconds("start_timeout", 60.0, "how long an actor's `on_start` may take"),
+    Setting(
+        "stop_timeout",
+        float,
+        60.0,
+        "s",
+        "how long an actor's `on_stop` may take",
+        "seconds above 0",
+        _number(0, above=True),
+    ),
+    Setting(
+        "stop_grace",
+        float,
+        5.0,
+        "s",
+        "what running handlers get to finish when their actor or the node stops",
+        "seconds, 0 or more",
+        _number(0),
+        serving=30.0,
+    ),
+    _seconds("process_start_timeout", 30.0, "how long the process of an actor (`new_process=True`) takes to join"),
+    Setting(
+        "mailbox",
+        int,
+        256,
+        "messages",
+        "how many may wait in front of an actor",
+        "16 to 1000000 messages",
+        _number(16, 1_000_000, whole=True),
+    ),
+    Setting(
+        "max_concurrency",
+        int,
+        256,
+        "handlers",
+        "how many of one actor may interleave",
+        "1 or more",
+        _number(1, whole=True),
+    ),
+    Setting(
+        "max_message",
+        Size,
+        MAX_MESSAGE,
+        "bytes",
+        "largest message sent, or accepted from a peer; `64MiB` and the like are understood",
+        "1024 bytes or more",
+        _number(1024, whole=True),
+    ),
+    Setting(
+        "max_restarts",
+        int,
+        3,
+        "restarts",
+        "how many an actor with a restart policy gets within `restart_window`",
+        "0 or more",
+        _number(0, whole=True),
+    ),
+    Setting(
+        "min_backoff", float, 0.1, "s", "wait before the first restart of a series", "seconds, 0 or more", _number(0)
+    ),
+    Setting("max_backoff", float, 30.0, "s", "longest wait before a restart", "seconds, 0 or more", _number(0)),
+    Setting(
+        "restart_window",
+        float,
+        300.0,
+        "s",
+        "over which restarts are counted",
+        "seconds above 0",
+        _number(0, above=True),
+    ),
+    Setting(
+        "watchdog",
+        float | None,
+        0.1,
+        "s",
+        "how long the event loop may be blocked before what blocks it is logged; 0 (None): off",
+        "seconds above 0, or None for off",
+        _number(0, above=True),
+        endless=True,
+    ),
+    Setting(
+        "log_level",
+        LogLevel,
+        "warn",
+        "",
+        "how much to log on stderr: `error`, `warn`, `info`, `debug` or `trace`",
+        serving="info",
+        field=False,
+    ),
+    Setting(
+        "log_format", LogFormat, "text", "", "how log lines are written, one an event: `text` or `json`", field=False
+    ),
+)
+
+BY_NAME: dict[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`` - did you mean X?`` with the most similar of `known`, or nothing when none is similar."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f" - did you mean {close[0]}?" if close else ""
+
+
+def given(config: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the environment and the file say, by name of the setting.
+
+    Args:
+        config: Path of a TOML file; None: ``PULSING_CONFIG``, or no file.
+        environ: Where ``PULSING_*`` is looked up. One that is set and empty counts as not set.
+
+    Raises:
+        ConfigError: A value that cannot be read or does not fit, an unknown key, a variable that is none but resembles
+            one. Its cause is an OSError when the file cannot be opened.
+    """
+    path = config or environ.get(CONFIG) or None
+    values: dict[str, Any] = {}
+    if path:
+        for key, raw in _file(path).items():
+            values[key] = BY_NAME[key].read(raw, f"{path}: {key}")
+    for setting in SETTINGS:
+        if environ.get(setting.env):
+            values[setting.name] = setting.read(environ[setting.env], setting.env)
+    check_variables(environ)
+    return values
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Finds misspelt variables.
+
+    Raises:
+        ConfigError: One is no setting and resembles one. Others are left alone: schedulers and programs have their own.
+    """
+    known = {setting.env for setting in SETTINGS} | _OTHER_VARIABLES
+    for name in environ:
+        if not name.startswith("PULSING_") or name in known or name.startswith(_OTHER_FAMILIES):
+            continue
+        if _KUBERNETES.search(name):
+            continue
+        bare = {variable.removeprefix("PULSING_"): variable for variable in known}
+        close = difflib.get_close_matches(name.removeprefix("PULSING_"), list(bare), n=1, cutoff=0.75)
+        if close:
+            raise ConfigError(
+                f"{name} is no setting - did you mean {bare[close[0]]}? If it is not for Pulsing, rename it"
+            )
+
+
+def _file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as stream:
+            found = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    for key in found:
+        if key not in BY_NAME:
+            raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, BY_NAME)}\nKeys: {', '.join(BY_NAME)}")
+    return found
+
+
+def passphrase(
+    file: str | os.PathLike[str] | None, environ: Mapping[str, str], name: str = "passphrase_file"
+) -> str | None:
+    """The cluster's secret: what stands in `file`, else in ``PULSING_PASSPHRASE``; None where there is neither.
+
+    Args:
+        file: Path; the white space around what stands in it does not count.
+        environ: Where the variable is looked up.
+        name: How errors name the file.
+
+    Raises:
+        ConfigError: There is nothing in it, or it is no text; its cause is an OSError when it cannot be read.
+    """
+    if not file:
+        secret = environ.get(PASSPHRASE)
+        if secret is None:
+            return None
+        # Set and empty is a script whose secret went missing: going on without one would be a silent downgrade.
+        if not secret.strip():
+            raise ConfigError(f"{PASSPHRASE} is set but empty: write the secret into it, or unset it")
+        return secret.strip()
+    try:
+        with open(file, "rb") as stream:
+            raw = stream.read(_MOST_SECRET + 1)
+        text = raw.decode().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read {name} {file}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name} {file} is not text") from None
+    if len(raw) > _MOST_SECRET:
+        raise ConfigError(f"{name} {file} is longer than {_MOST_SECRET} bytes: that is no secret")
+    if not text:
+        raise ConfigError(f"{name} {file} is empty: write the secret into it")
+    return text
