@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import pathlib
 import typing
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from runtime_util import local_system, run
 
 import pulsing as pul
+from pulsing.core._bridge import bridge_of
 from pulsing.core._config import NodeSettings
 from pulsing.core._settings import SETTINGS
 from pulsing.exceptions import ConfigError
@@ -151,6 +153,15 @@ def test_limits_of_the_system_reach_its_actors() -> None:
             await system.stop("plain")
             with pytest.raises(pul.ActorStoppedError):
                 await ask
+
+    run(main())
+
+
+@pytest.mark.parametrize(("watchdog", "limit"), [(0.5, 0.5), (None, math.inf)])
+def test_the_watchdog_waits_as_long_as_it_is_told(watchdog: float | None, limit: float) -> None:
+    async def main() -> None:
+        async with local_system(watchdog=watchdog):
+            assert bridge_of(asyncio.get_running_loop()).watch.limit == limit
 
     run(main())
 
