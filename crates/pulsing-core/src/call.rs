@@ -42,6 +42,10 @@ pub struct CallOptions {
     pub no_wait: bool,
     /// Stream items the caller takes before it grants more (R6).
     pub window: u32,
+    /// The call may run twice: it is sent again when its way breaks before an answer, within its timeout.
+    pub idempotent: bool,
+    /// How often an idempotent call is sent again at most. Default 1.
+    pub resends: u32,
 }
 
 /// Default deadline of a call (design R5).
@@ -58,6 +62,8 @@ impl Default for CallOptions {
             trace: None,
             no_wait: false,
             window: DEFAULT_WINDOW,
+            idempotent: false,
+            resends: 1,
         }
     }
 }

@@ -270,13 +270,7 @@ impl Error {
 
     /// Whether the same call may well succeed a moment later: the way to the callee failed, not the call itself.
     pub fn passing(&self) -> bool {
-        matches!(
-            self,
-            Self::MailboxFull { .. }
-                | Self::NodeNotFound { .. }
-                | Self::ConnectFailed { .. }
-                | Self::ConnectionLost { .. }
-        )
+        matches!(self, Self::NodeNotFound { .. } | Self::ConnectFailed { .. } | Self::ConnectionLost { .. })
     }
 }
 
@@ -293,7 +287,7 @@ mod tests {
         let lost = Error::ConnectionLost { addr: "a".into(), reason: "r".into() };
         assert!(!lost.retry_safe() && lost.passing());
         let full = Error::MailboxFull { actor: ActorId(1), capacity: 1 };
-        assert!(full.retry_safe() && full.passing());
+        assert!(full.retry_safe() && !full.passing());
         assert_eq!(Error::App(Box::default()).state_change(), StateChange::Yes);
     }
 }

@@ -36,11 +36,13 @@ pub struct SystemConfig {
     pub join_timeout: Option<Duration>,
     /// Answer observers (`/health`, `/actors`, ...) on the node's port.
     pub observe: bool,
-    /// Largest message accepted from a peer, in bytes.
+    /// Largest message sent to a peer or accepted from one, in bytes.
     pub max_message: u64,
     /// How patient failure detection is; `None` = local where peers prove the per-user secret, which they do on one host
     /// only, else lan.
     pub preset: Option<Preset>,
+    /// How long a stream may bring no item to a consumer that could take one (R5); `None` = for ever.
+    pub stream_idle: Option<Duration>,
     /// What carries its connections; everything but a test wants TCP.
     pub transport: Transport,
 }
@@ -64,6 +66,7 @@ impl Default for SystemConfig {
             observe: true,
             max_message: 4 << 30,
             preset: None,
+            stream_idle: Some(Duration::from_secs(300)),
             transport: Transport::Tcp,
         }
     }

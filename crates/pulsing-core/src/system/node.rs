@@ -177,6 +177,7 @@ impl System {
         }
 
         let system = Self(inner);
+        let mut starting = Starting(Some(system.clone()));
         if let Err(error) = join::join(&system.0, system.0.config.join_timeout).await {
             system.shutdown().await;
             return Err(error);
@@ -188,6 +189,7 @@ impl System {
         let keeper = transport.spawn(join::keep(Arc::downgrade(&system.0)));
         system.0.tasks.lock().push(keeper);
         *system.0.readiness.lock() = Readiness::Ready;
+        starting.0 = None;
         Ok(system)
     }
 
@@ -382,7 +384,14 @@ impl System {
         options: CallOptions,
         sink: Arc<dyn ReplySink>,
     ) -> CallHandle {
-        let outcall = Outcall::new(target, sink, options.timeout, &self.0.deadlines);
+        let outcall = Outcall::new(target, sink, &options, self.0.config.stream_idle, &self.0.deadlines);
+        if options.idempotent && target.node != self.0.id {
+            let (node, payload, options) = (Weak::clone(&self.0.myself), payload.clone(), options.clone());
+            outcall.resend_with(options.resends, move |outcall, timeout| match node.upgrade() {
+                Some(node) => node.route(target, payload.clone(), CallOptions { timeout, ..options.clone() }, outcall),
+                None => outcall.event(ReplyEvent::Error(Error::ShutDown)),
+            });
+        }
         self.0.route(target, payload, options, &outcall);
         CallHandle(outcall as _)
     }
@@ -450,6 +459,23 @@ impl System {
             let _ = task.await;
         }
         self.0.changed();
+    }
+}
+
+/// A node that is starting. Whoever stops waiting for it has no node: it stops dialling and frees its port.
+struct Starting(Option<System>);
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        let Some(System(inner)) = self.0.take() else { return };
+        *inner.readiness.lock() = Readiness::Leaving;
+        for task in inner.tasks.lock().drain(..) {
+            task.abort();
+        }
+        let links: Vec<_> = inner.links.lock().drain().collect();
+        for (_, link) in links {
+            link.close(&Error::ShutDown);
+        }
     }
 }
 
