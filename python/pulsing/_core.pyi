@@ -183,6 +183,13 @@ class InboundCall:
         """
 
 @final
+class Starting:
+    """A node that is starting."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more: it stops dialling and frees its port. Nothing happens once it has started."""
+
+@final
 class System:
     """A running node."""
 
@@ -200,10 +207,11 @@ class System:
         join_timeout: float | None,
         observe: bool,
         max_message: int | None,
+        stream_idle: float | None,
         preset: str | None = None,
         host: TestHost | None = None,
-    ) -> None:
-        """Starts a node and reports it to `token`; `pulsing.core.SystemConfig` documents the settings.
+    ) -> Starting:
+        """Starts a node and reports it to `token`, unless that is given up. `SystemConfig` has the settings.
 
         With a `host` it lives on that host of a `TestNetwork`, and there only.
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+
 import pytest
-from runtime_util import cluster, free_port, local_system, run
+from runtime_util import cluster, eventually, free_port, local_system, run
 
 import pulsing as pul
-from pulsing.exceptions import JoinError, RefusedError
+from pulsing.exceptions import BindError, JoinError, RefusedError
 
 
 @pul.remote
@@ -59,5 +62,43 @@ def test_cancelling_a_start_that_waits_leaves_nothing_behind() -> None:
         assert not pul.is_initialized()
         await pul.init("127.0.0.1:0")
         await pul.shutdown()
+
+    run(main())
+
+
+def test_an_init_that_is_cancelled_stops_dialling() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as seed:
+            seed.setblocking(False)
+            host, port = seed.getsockname()
+            addr = f"127.0.0.1:{free_port()}"
+            start = asyncio.create_task(pul.init(addr, seeds=[f"{host}:{port}"], join_timeout=None))
+
+            def dialled() -> bool:
+                try:
+                    seed.accept()[0].close()
+                except BlockingIOError:
+                    return False
+                return True
+
+            await eventually("it dials", dialled)
+            start.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await start
+
+            async def port_is_free() -> bool:
+                try:
+                    system = await pul.actor_system(addr)
+                except BindError:
+                    return False
+                await system.shutdown(0.0)
+                return True
+
+            await eventually("its port is free", port_is_free)
+            while dialled():
+                pass
+            # Twice the pause between two rounds over the seeds.
+            await asyncio.sleep(1.0)
+            assert not dialled()
 
     run(main())

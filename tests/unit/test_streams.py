@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from runtime_util import collect, eventually, local_system, run
+from runtime_util import cluster, collect, eventually, local_system, run
 
 import pulsing as pul
-from pulsing.core import Message, StreamMessage, StreamReader, _streams
+from pulsing.core import Message, StreamMessage, _streams
 from pulsing.exceptions import ActorStoppedError, PulsingActorError, PulsingRuntimeError, PulsingTimeoutError
 
 
@@ -133,13 +133,13 @@ def test_aclose_ends_a_producer_that_waits() -> None:
     run(main())
 
 
-def test_an_idle_stream_fails_instead_of_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StreamReader.__init__, "__defaults__", (0.05,))
-
+@pytest.mark.parametrize("size", [1, 2], ids=["one node", "two nodes"])
+def test_r5_an_idle_stream_fails_instead_of_ending(size: int) -> None:
     async def main() -> None:
-        async with local_system(default_timeout=0.02) as system:
-            one = await Source.spawn(system=system)
-            with pytest.raises(PulsingTimeoutError, match="idle"):
+        async with cluster(size, default_timeout=5.0, stream_idle=0.1) as systems:
+            await Source.spawn(system=systems[0], name="source")
+            one = await Source.resolve("source", system=systems[-1], timeout=5)
+            with pytest.raises(PulsingTimeoutError, match=r"within 0\.1 s.*idle limit"):
                 async for _ in one.silent():
                     pass
 

@@ -33,6 +33,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<calls::CallHandle>()?;
     m.add_class::<calls::PendingTell>()?;
     m.add_class::<inbound::InboundCall>()?;
+    m.add_class::<system::Starting>()?;
     m.add_class::<system::System>()?;
     m.add_class::<testing::TestHost>()?;
     m.add_class::<testing::TestNetwork>()?;

@@ -14,6 +14,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
 use crate::bridge::Bridge;
 use crate::calls::{CallHandle, PendingTell, QueueSink};
@@ -45,11 +46,12 @@ impl System {
 }
 
 /// Runs `work` and reports its end to `token`. A panic in it is reported too: whoever waits always learns something.
-pub(crate) fn report<F>(runtime: &Handle, queue: Arc<Queue>, token: u64, work: F)
+pub(crate) fn report<F>(runtime: &Handle, queue: Arc<Queue>, token: u64, work: F) -> AbortHandle
 where
     F: Future<Output = Result<Build, Error>> + Send + 'static,
 {
     let task = runtime.spawn(work);
+    let handle = task.abort_handle();
     runtime.spawn(async move {
         let outcome = match task.await {
             Ok(outcome) => outcome,
@@ -57,6 +59,20 @@ where
         };
         queue.push(Event::Done(token, outcome));
     });
+    handle
+}
+
+/// A node that is starting.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct Starting(AbortHandle);
+
+#[pymethods]
+impl Starting {
+    fn cancel(&self) -> PyResult<()> {
+        runtime::check_fork()?;
+        self.0.abort();
+        Ok(())
+    }
 }
 
 pub(crate) fn none() -> Build {
@@ -87,7 +103,7 @@ fn seconds(what: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
 #[pymethods]
 impl System {
     #[staticmethod]
-    #[pyo3(signature = (bridge, token, *, addr, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, preset = None, host = None))]
+    #[pyo3(signature = (bridge, token, *, addr, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, stream_idle, preset = None, host = None))]
     fn start(
         py: Python<'_>,
         bridge: &Bridge,
@@ -101,9 +117,10 @@ impl System {
         join_timeout: Option<f64>,
         observe: bool,
         max_message: Option<u64>,
+        stream_idle: Option<f64>,
         preset: Option<&str>,
         host: Option<PyRef<'_, TestHost>>,
-    ) -> PyResult<()> {
+    ) -> PyResult<Starting> {
         let (runtime, transport) = match &host {
             Some(test) => (test.runtime.clone(), Transport::Memory(test.host.clone())),
             None => (runtime::handle()?, Transport::Tcp),
@@ -122,6 +139,7 @@ impl System {
             join_timeout: seconds("join_timeout", join_timeout)?,
             observe,
             transport,
+            stream_idle: seconds("stream_idle", stream_idle)?,
             ..SystemConfig::default()
         };
         config.preset = match preset {
@@ -135,12 +153,12 @@ impl System {
             config.max_message = limit;
         }
         let handle = runtime.clone();
-        report(&runtime, bridge.queue(), token, async move {
+        let start = report(&runtime, bridge.queue(), token, async move {
             let core = core::System::start(config).await?;
             let build: Build = Box::new(move |py| Ok(Py::new(py, Self { core, runtime: handle })?.into_any()));
             Ok(build)
         });
-        Ok(())
+        Ok(Starting(start))
     }
     #[getter]
     fn node_id<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
@@ -437,5 +455,6 @@ fn options(
         trace,
         no_wait,
         window,
+        ..CallOptions::default()
     })
 }

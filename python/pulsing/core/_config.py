@@ -40,7 +40,8 @@ class SystemConfig:
             None for ever.
         mailbox: Messages that may wait in front of an actor (16 to 1,000,000).
         max_concurrency: Handlers of one actor that may interleave.
-        max_message: Largest message accepted from a peer, in bytes.
+        max_message: Largest message sent to a peer or accepted from one, in bytes.
+        stream_idle: Seconds in which a stream may bring its consumer no item before it fails; None for ever.
         max_restarts: Restarts that an actor with a restart policy gets within `restart_window`.
         min_backoff: Seconds before the first restart of a series.
         max_backoff: Longest wait before a restart in seconds.
@@ -69,6 +70,7 @@ class SystemConfig:
     mailbox: int = 256
     max_concurrency: int = 256
     max_message: int = MAX_MESSAGE
+    stream_idle: float | None = 300.0
     max_restarts: int = 3
     min_backoff: float = 0.1
     max_backoff: float = 30.0
@@ -135,6 +137,7 @@ class NodeSettings(TypedDict, total=False):
     mailbox: int
     max_concurrency: int
     max_message: int
+    stream_idle: float | None
     max_restarts: int
     min_backoff: float
     max_backoff: float

@@ -189,6 +189,7 @@ class _Call:
         elif kind == _bridge.STREAM_START:
             import weakref
 
+            # Rust keeps its idle limit.
             reader = StreamReader(self._bridge.loop, self._grant, self.cancel)
             self._reader = weakref.ref(reader)
             self._result = reader

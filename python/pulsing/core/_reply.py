@@ -134,10 +134,14 @@ class LocalReply:
     def start(self, msg_type: str | None = None) -> None:
         if self.done:
             return
-        reader = StreamReader(self._loop, self._grant, self._abandon)
+        reader = StreamReader(self._loop, self._grant, self._abandon, self._idle_limit())
         self.result = reader if msg_type is None else Message._streaming(msg_type, reader)
         self._reader = weakref.ref(reader)
         self._settle()
+
+    def _idle_limit(self) -> float | None:
+        cell = self.delivery.cell if self.delivery is not None else None
+        return None if cell is None else cell.system.config.stream_idle
 
     def _grant(self, items: int) -> None:
         self._credit += items

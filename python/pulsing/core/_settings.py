@@ -261,6 +261,7 @@ SETTINGS: tuple[Setting, ...] = (
         "1024 bytes or more",
         _number(1024, whole=True),
     ),
+    _seconds("stream_idle", 300.0, "how long a stream may bring its consumer nothing before it fails"),
     Setting(
         "max_restarts",
         int,

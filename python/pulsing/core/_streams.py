@@ -12,8 +12,6 @@ from pulsing.exceptions import PulsingTimeoutError
 
 WINDOW = 64
 """Items that may be under way before the consumer takes one."""
-IDLE_LIMIT = 300.0
-"""Seconds without an item after which a stream fails."""
 
 
 class StreamReader:
@@ -43,7 +41,7 @@ class StreamReader:
         loop: asyncio.AbstractEventLoop,
         grant: Callable[[int], None],
         abandon: Callable[[], asyncio.Task[None] | None],
-        idle: float | None = IDLE_LIMIT,
+        idle: float | None = None,
     ) -> None:
         self._loop = loop
         self._grant = grant

@@ -131,8 +131,11 @@ class ActorSystem:
         _lifecycle.start_logging()
         bridge = bridge_of(running)
 
+        starting: _core.Starting | None = None
+
         def start(token: int) -> None:
-            _core.System.start(
+            nonlocal starting
+            starting = _core.System.start(
                 bridge.core,
                 token,
                 addr=config.addr,
@@ -145,6 +148,7 @@ class ActorSystem:
                 observe=config.observe,
                 max_message=config.max_message,
                 preset=None if config.preset == "auto" else config.preset,
+                stream_idle=config.stream_idle,
                 host=_host,
             )
 
@@ -152,6 +156,11 @@ class ActorSystem:
             core = await bridge.run(start, orphan=lambda late: late.shutdown(bridge.core, bridge.core.token()))
         except _core.CoreError as error:
             raise from_core(error.args) from None
+        except asyncio.CancelledError:
+            # It would dial its seeds for as long as the process lives.
+            if starting is not None:
+                starting.cancel()
+            raise
         system = cls(core, bridge, config)
         bridge.watch.limit = math.inf if config.watchdog is None else config.watchdog
         _lifecycle.track(system)
