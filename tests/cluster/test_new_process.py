@@ -26,6 +26,7 @@ from pulsing.exceptions import (
     ProcessDiedError,
     PulsingTimeoutError,
 )
+from pulsing.testing import Network, simulate
 
 
 def exists(pid: int) -> bool:
@@ -290,6 +291,13 @@ def test_a_start_that_takes_too_long_is_an_error() -> None:
             assert children() == []
 
     run(main())
+
+
+@simulate()
+async def test_a_network_in_memory_has_no_other_processes(net: Network) -> None:
+    system = await net.system("a")
+    with pytest.raises(pul.PulsingRuntimeError, match="network in memory"):
+        await Own.spawn(system=system, new_process=True)
 
 
 def test_other_nodes_start_processes_too_and_take_no_other_actors() -> None:

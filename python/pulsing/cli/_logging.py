@@ -20,9 +20,9 @@ def configure(level: str, form: str) -> None:
         level: error, warn, info, debug or trace; libraries other than Pulsing log from warn up.
         form: text or json.
     """
-    from pulsing._core import init_logging
+    from pulsing.core._lifecycle import start_logging
 
-    init_logging(level, form)
+    start_logging(level, form)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import pickle
 import signal
@@ -37,12 +36,6 @@ _PR_SET_PDEATHSIG = 1
 def frame(message: tuple[Any, ...]) -> bytes:
     """A message as it travels between a process and the one it belongs to."""
     body = pickle.dumps(message)
-    return LENGTH.pack(len(body)) + body
-
-
-def header(path: list[str], argv: list[str]) -> bytes:
-    """The first message: what is needed to read the others."""
-    body = json.dumps({"path": path, "argv": argv}).encode()
     return LENGTH.pack(len(body)) + body
 
 
@@ -147,13 +140,16 @@ def main() -> None:
     first = parent.receive()
     if first is None:
         return
-    told = json.loads(first)
-    sys.path[:] = told["path"]
-    sys.argv[:] = told["argv"]
+    # Nothing of Pulsing is in the first message: it says where to find that.
+    sys.path[:], sys.argv[:] = pickle.loads(first)
     second = parent.receive()
     if second is None:
         return
-    config, label, actor, fast = pickle.loads(second)
+    config, label, actor, fast, log = pickle.loads(second)
+    if log is not None:
+        from pulsing.core._lifecycle import start_logging
+
+        start_logging(*log)
     factory = None
     if fast:
         import uvloop

@@ -19,6 +19,7 @@ _THREADS_SECONDS = 1.0
 _systems: weakref.WeakSet[ActorSystem] = weakref.WeakSet()
 _owner: int | None = None
 """The process that prepared; a forked child is another one."""
+_logging: tuple[str, str] | None = None
 
 
 def prepare() -> None:
@@ -45,14 +46,20 @@ def start_logging(level: str | None = None, form: str | None = None) -> None:
     Raises:
         ConfigError: Neither.
     """
+    global _logging  # noqa: PLW0603 - the process has one log
     environ = os.environ
+    level = level or environ.get("PULSING_LOG") or environ.get("PULSING_LOG_LEVEL") or "warn"
+    form = form or environ.get("PULSING_LOG_FORMAT") or "text"
     try:
-        _core.init_logging(
-            level or environ.get("PULSING_LOG") or environ.get("PULSING_LOG_LEVEL") or "warn",
-            form or environ.get("PULSING_LOG_FORMAT") or "text",
-        )
+        _core.init_logging(level, form)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    _logging = _logging or (level, form)
+
+
+def logging_settings() -> tuple[str, str] | None:
+    """What the log was started with, for the processes that belong to this one."""
+    return _logging
 
 
 def check_fork() -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pulsing.core import _child
 from pulsing.core._ids import ActorId, NodeId
+from pulsing.core._lifecycle import logging_settings
 from pulsing.core._refs import ActorRef
 from pulsing.core._spawn import Blueprint, SpawnOptions
 from pulsing.core._supervision import RestartBudget
@@ -277,16 +278,21 @@ class Processes:
     def __init__(self, system: ActorSystem) -> None:
         self._system = system
         self._actors: list[ProcessActor] = []
+        self.in_memory = False
+        """The node is on a network of `pulsing.testing`, which no other process can join."""
 
     async def spawn(self, plan: Blueprint, options: SpawnOptions, actor: ActorId) -> ActorRef:
         """Starts an actor in a process of its own.
 
         Raises:
             ValueError: It is to be started again, and could not be found then.
+            PulsingRuntimeError: The network is one in memory.
             ProcessDiedError: The process ended before the actor was ready.
             PulsingTimeoutError: It did not join within ``process_start_timeout``.
             Exception: What the constructor or `on_start` raised.
         """
+        if self.in_memory:
+            raise PulsingRuntimeError("new_process=True on a network in memory: another process cannot join that")
         if options.policy.restarts and options.name is None:
             raise ValueError(
                 "new_process=True with a restart policy needs a name: an actor whose process is started again is found "
@@ -326,7 +332,7 @@ def _boot(system: ActorSystem, label: str, addr: str, actor: ActorId) -> bytes:
         system.config, addr=addr, seeds=(system.addr,), join_timeout=system.config.process_start_timeout
     )
     uvloop = type(system.loop).__module__.split(".")[0] == "uvloop"
-    return _child.header(sys.path, sys.argv) + _child.frame((config, label, actor, uvloop))
+    return _child.frame((sys.path, sys.argv)) + _child.frame((config, label, actor, uvloop, logging_settings()))
 
 
 def _flags() -> list[str]:

@@ -7,7 +7,6 @@ One value comes from the first of these that gives it: the argument or flag, ``P
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import os
 import re
@@ -313,6 +312,9 @@ BY_NAME: dict[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`` - did you mean X?`` with the most similar of `known`, or nothing when none is similar."""
+    # Only who errs pays for loading it.
+    import difflib
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" - did you mean {close[0]}?" if close else ""
 
@@ -352,12 +354,11 @@ def check_variables(environ: Mapping[str, str]) -> None:
             continue
         if _KUBERNETES.search(name):
             continue
-        bare = {variable.removeprefix("PULSING_"): variable for variable in known}
-        close = difflib.get_close_matches(name.removeprefix("PULSING_"), list(bare), n=1, cutoff=0.75)
-        if close:
-            raise ConfigError(
-                f"{name} is no setting - did you mean {bare[close[0]]}? If it is not for Pulsing, rename it"
-            )
+        # What all of them begin with makes none of them alike.
+        hint = nearest(name.removeprefix("PULSING_"), (one.removeprefix("PULSING_") for one in known), cutoff=0.75)
+        if hint:
+            meant = hint.replace("did you mean ", "did you mean PULSING_")
+            raise ConfigError(f"{name} is no setting{meant} If it is not meant for Pulsing, rename it")
 
 
 def _file(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -162,6 +162,7 @@ class ActorSystem:
                 starting.cancel()
             raise
         system = cls(core, bridge, config)
+        system.processes.in_memory = _host is not None
         bridge.watch.limit = math.inf if config.watchdog is None else config.watchdog
         _lifecycle.track(system)
         bridge.closers.append(system._at_loop_end)
