@@ -9,19 +9,30 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from contextlib import asynccontextmanager
 from typing import Any
 
+import uvloop
+
 import pulsing as pul
 
 LIMIT = 60.0
 
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
 
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a test's coroutine; a hang is a failure, not a stuck run."""
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+"""As the fixture `run` is, which runs a test's coroutine on either kind of loop."""
+
+
+def run(work: Coroutine[Any, Any, Any], kind: str = "asyncio") -> Any:
+    """Runs a test's coroutine on a loop of this kind; a hang is a failure, not a stuck run."""
 
     async def limited() -> Any:
         async with asyncio.timeout(LIMIT):
             return await work
 
-    return asyncio.run(limited())
+    with asyncio.Runner(loop_factory=LOOPS[kind]) as runner:
+        return runner.run(limited())
 
 
 @asynccontextmanager

@@ -8,30 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import uvloop
-from runtime_util import LIMIT, eventually, local_system
+from runtime_util import LIMIT, Run, eventually, local_system
 
 import pulsing as pul
 from pulsing.exceptions import CallCancelledError
-
-LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
-Run = Callable[[Awaitable[Any]], Any]
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a coroutine on either kind of loop."""
-
-    def go(work: Awaitable[Any]) -> Any:
-        async def limited() -> Any:
-            async with asyncio.timeout(LIMIT):
-                return await work
-
-        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            return runner.run(limited())
-
-    return go
 
 
 def here() -> asyncio.Task[Any]:

@@ -6,19 +6,26 @@ import asyncio
 import contextvars
 import sys
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, Protocol
 
-Start = Callable[
-    [asyncio.AbstractEventLoop, Coroutine[Any, Any, None], contextvars.Context],
-    "asyncio.Task[None]",
-]
+
+class Owner(Protocol):
+    """Who wants to know the task from its first step on."""
+
+    task: asyncio.Task[None] | None
+
+
+Start = Callable[[asyncio.AbstractEventLoop, Coroutine[Any, Any, None], contextvars.Context, Owner], None]
 
 if sys.version_info >= (3, 12):
 
     def _start(
-        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
-    ) -> asyncio.Task[None]:
-        return asyncio.Task(coroutine, loop=loop, context=context, eager_start=True)
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, None],
+        context: contextvars.Context,
+        owner: Owner,
+    ) -> None:
+        asyncio.Task(coroutine, loop=loop, context=context, eager_start=True)
 
 else:
     import types
@@ -151,14 +158,21 @@ else:
     # What `sys.getrefcount` says of a task that only `_start` knows: its variable and the argument of the question.
     _ALONE = 2
 
+    # asyncio.current_task() looks here, too, but takes three times as long.
+    _running: dict[asyncio.AbstractEventLoop, asyncio.Task[Any]] = vars(asyncio.tasks)["_current_tasks"]
+
     def _start(
-        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
-    ) -> asyncio.Task[None]:
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, None],
+        context: contextvars.Context,
+        owner: Owner,
+    ) -> None:
         task = HandlerTask.__new__(HandlerTask)
         task._parts = (loop, context)
         task._step = step = _Step(coroutine)
         task._complete = False
-        outer = asyncio.current_task(loop)
+        owner.task = task
+        outer = _running.get(loop)
         if outer is not None:
             _leave_task(loop, outer)
         _enter_task(loop, task)
@@ -173,20 +187,21 @@ else:
         # Whoever kept an ended task may still wait for it; alone it needs no turn of the loop.
         if step.waits_for is not _FINISHED or sys.getrefcount(task) > _ALONE:
             task.complete()
-        return task
 
 
 _start_eagerly: Start = _start
 
 
 def start_task(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
-) -> asyncio.Task[None]:
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None], context: contextvars.Context, owner: Owner
+) -> None:
     """Makes a task of `coroutine` and runs its first step before it returns.
 
     The task that is current in the first step is the one that continues. A loop that has a task factory of its user
-    keeps it, and its tasks begin when that says.
+    keeps it, and its tasks begin when that says. A task that has ended by the time this returns and that nobody keeps
+    is gone: where `owner` is told of it, the coroutine's last step has to make it forget.
     """
     if loop.get_task_factory() is not None:
-        return loop.create_task(coroutine, context=context)
-    return _start_eagerly(loop, coroutine, context)
+        loop.create_task(coroutine, context=context)
+    else:
+        _start_eagerly(loop, coroutine, context, owner)

@@ -98,7 +98,7 @@ class Handlers:
         if system.nesting < _NESTING:
             system.nesting += 1
             try:
-                start_task(system.loop, coroutine, cell.context.copy())
+                start_task(system.loop, coroutine, cell.context.copy(), d)
             finally:
                 system.nesting -= 1
         else:
@@ -120,7 +120,7 @@ class Handlers:
                 d.value(result)
             else:
                 self._begin(d, self._finish(d, result))
-        if cell.mailbox.depth:
+        if cell.mailbox.waiting:
             cell.mailbox.pump_soon()
 
     def _enter(self, d: Delivery) -> bool:
@@ -130,8 +130,9 @@ class Handlers:
         current.set(CallContext(cell, d, d.chain, d.deadline, d.trace))
         if d.carried is not None:
             enter(d)
-        d.task = asyncio.current_task(cell.system.loop)
-        if cell.mailbox.depth:
+        if d.task is None:
+            d.task = asyncio.current_task(cell.system.loop)
+        if cell.mailbox.waiting:
             # What is exclusive waited for this beginning.
             cell.mailbox.pump_soon()
         return d.state != DONE
@@ -146,7 +147,7 @@ class Handlers:
             d.finish()
         # A task that only we know has nobody left to tell of its end.
         d.task = None
-        if self._cell.mailbox.depth:
+        if self._cell.mailbox.waiting:
             self._cell.mailbox.pump_soon()
 
     async def _handle(self, d: Delivery) -> None:

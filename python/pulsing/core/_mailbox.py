@@ -20,12 +20,13 @@ CAPACITY = 256
 class Mailbox:
     """Takes an actor's messages in order, and starts each as soon as the actor may run it."""
 
-    __slots__ = ("_cell", "_overflow", "_pump_scheduled", "_signals", "_waiting", "capacity")
+    __slots__ = ("_cell", "_overflow", "_pump_scheduled", "_signals", "capacity", "waiting")
 
     def __init__(self, cell: Cell, capacity: int) -> None:
         self._cell = cell
         self.capacity = capacity
-        self._waiting: deque[Delivery] = deque()
+        self.waiting: deque[Delivery] = deque()
+        """Messages that have a place."""
         self._overflow: deque[Delivery] = deque()
         self._signals: deque[Delivery] = deque()
         self._pump_scheduled = False
@@ -33,12 +34,12 @@ class Mailbox:
     @property
     def depth(self) -> int:
         """Messages that wait."""
-        return len(self._waiting) + len(self._overflow) + len(self._signals)
+        return len(self.waiting) + len(self._overflow) + len(self._signals)
 
     @property
     def full(self) -> bool:
         """Whether the next message would not fit."""
-        return len(self._waiting) >= self.capacity
+        return len(self.waiting) >= self.capacity
 
     def deliver(self, d: Delivery) -> None:
         """Takes a message: starts it, lets it wait, or refuses it. A sync method may have answered on return."""
@@ -60,10 +61,10 @@ class Mailbox:
         if d.sender == raw and not spec.exclusive and cell.state == OPEN and handlers.full:
             handlers.start(d)
             return
-        if not self._waiting and handlers.can_start(spec):
+        if not self.waiting and handlers.can_start(spec):
             handlers.start(d)
-        elif len(self._waiting) < self.capacity:
-            self._waiting.append(d)
+        elif len(self.waiting) < self.capacity:
+            self.waiting.append(d)
             d.arm()
         elif d.no_wait:
             d.fail(mailbox_full(cell, self.capacity))
@@ -81,9 +82,9 @@ class Mailbox:
         cell = self._cell
         if cell.state >= DRAINING:
             self._refuse(d)
-        elif len(self._waiting) < self.capacity:
+        elif len(self.waiting) < self.capacity:
             d.cell = cell
-            self._waiting.append(d)
+            self.waiting.append(d)
             self.pump_soon()
         else:
             self.deliver(d)
@@ -98,7 +99,7 @@ class Mailbox:
     def pump(self) -> None:
         """Starts what waits and may run."""
         self._pump_scheduled = False
-        waiting = self._waiting
+        waiting = self.waiting
         handlers = self._cell.handlers
         while self._signals and handlers.can_start(self._signals[0].spec):
             handlers.start(self._signals.popleft())
@@ -111,13 +112,13 @@ class Mailbox:
 
     def pump_soon(self) -> None:
         """`pump` in a turn of its own, if anything waits."""
-        if (self._waiting or self._signals) and not self._pump_scheduled and self._cell.state in (OPEN, DRAINING):
+        if (self.waiting or self._signals) and not self._pump_scheduled and self._cell.state in (OPEN, DRAINING):
             self._pump_scheduled = True
             self._cell.system.loop.call_soon(self.pump)
 
     def forget(self, d: Delivery) -> None:
         """Takes a message back that has not started."""
-        for queue in (self._waiting, self._overflow):
+        for queue in (self.waiting, self._overflow):
             with contextlib.suppress(ValueError):
                 queue.remove(d)
                 break
@@ -127,7 +128,7 @@ class Mailbox:
     def refuse_all(self) -> None:
         """The actor has stopped: nothing that waits will run."""
         self._signals.clear()
-        for queue in (self._waiting, self._overflow):
+        for queue in (self.waiting, self._overflow):
             while queue:
                 self._refuse(queue.popleft())
 
@@ -136,7 +137,7 @@ class Mailbox:
         d.fail(stopped(self._cell))
 
     def _admit(self) -> None:
-        while self._overflow and len(self._waiting) < self.capacity:
+        while self._overflow and len(self.waiting) < self.capacity:
             d = self._overflow.popleft()
-            self._waiting.append(d)
+            self.waiting.append(d)
             d.admitted()

@@ -30,11 +30,25 @@ _STACK = 30
 class LoopWatch:
     """One loop, as the watchdog sees it."""
 
-    __slots__ = ("_active", "_asked", "_base", "_loop", "_reported", "_thread", "asleep", "limit", "running")
+    __slots__ = (
+        "_active",
+        "_asked",
+        "_base",
+        "_loop",
+        "_reported",
+        "_starved",
+        "_thread",
+        "_tid",
+        "asleep",
+        "limit",
+        "running",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread = threading.get_ident()
+        self._tid = threading.get_native_id()
+        self._starved = 0.0
         self.limit = LIMIT
         self.running = 0
         """Handlers that have begun and not ended."""
@@ -72,7 +86,8 @@ class LoopWatch:
             return None
         if self._asked is not None:
             self._active = now
-            if not self._reported and now - self._asked >= self.limit:
+            # What waited for a core meanwhile did not block the loop: others did.
+            if not self._reported and now - self._asked - (_starved(self._tid) - self._starved) >= self.limit:
                 self._reported = True
                 _report(top, self.limit)
             return _TICK
@@ -81,11 +96,21 @@ class LoopWatch:
                 return None
             return 2 * _TICK
         self._active = self._asked = now
+        self._starved = _starved(self._tid)
         try:
             self._loop.call_soon_threadsafe(self._alive)
         except RuntimeError:
             return None  # closed in between
         return _TICK
+
+
+def _starved(tid: int) -> float:
+    """Seconds for which a thread has been ready to run without a core; 0 where the system (not Linux) does not tell."""
+    try:
+        with open(f"/proc/self/task/{tid}/schedstat", "rb") as told:
+            return int(told.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 class _Watchdog:

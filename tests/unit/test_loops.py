@@ -1,0 +1,84 @@
+"""Calls from other loops and other threads, of either kind, to one system's actors (R1, R2, R5, R6)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import runtime_util
+from runtime_util import LOOPS, Run, eventually, local_system
+
+import pulsing as pul
+from pulsing.exceptions import PulsingTimeoutError
+
+
+@pul.remote
+class Shared:
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, int]] = []
+        self.threads: set[int] = set()
+        self.closed = 0
+
+    def note(self, who: Any, n: int) -> int:
+        self.threads.add(threading.get_ident())
+        self.seen.append((who, n))
+        return n
+
+    async def slowly(self, n: int) -> int:
+        await asyncio.sleep(0)
+        self.threads.add(threading.get_ident())
+        await asyncio.sleep(0.001)
+        return n
+
+    async def for_ever(self) -> None:
+        await asyncio.sleep(3600)
+
+    def fail(self) -> None:
+        raise KeyError("there")
+
+    async def count(self, n: int) -> Any:
+        try:
+            for one in range(n):
+                yield one
+        finally:
+            self.closed += 1
+
+
+async def use(shared: Any, who: Any) -> None:
+    """What a loop does with an actor that lives on another."""
+    for n in range(20):
+        await shared.note.tell(who, n)
+    assert await shared.note(who, 20) == 20
+    assert await asyncio.gather(*(shared.slowly(n) for n in range(20))) == list(range(20))
+    assert [n async for n in shared.count(200)] == list(range(200))
+    async with shared.count(10**9).__aiter__() as items:
+        assert [await anext(items) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError, match="there"):
+        await shared.fail()
+    with pytest.raises(PulsingTimeoutError):
+        await shared.options(timeout=0.02).for_ever()
+    abandoned = asyncio.create_task(shared.for_ever())
+    await asyncio.sleep(0)
+    abandoned.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await abandoned
+
+
+def test_r2_several_loops_in_threads_of_their_own_call_one_actor(run: Run) -> None:
+    async def main() -> None:
+        async with local_system() as system:
+            actor = Shared.cls()
+            shared = (await system.spawn(actor, name="shared")).as_any()
+
+            guests = [
+                asyncio.to_thread(runtime_util.run, use(shared, who), kind) for who, kind in enumerate([*LOOPS, *LOOPS])
+            ]
+            await asyncio.gather(use(shared, "home"), *guests)
+            assert actor.threads == {threading.get_ident()}
+            for who in [0, 1, 2, 3, "home"]:
+                assert [n for one, n in actor.seen if one == who] == list(range(21))
+            await eventually("every stream was closed", lambda: actor.closed == 10)
+
+    run(main())
