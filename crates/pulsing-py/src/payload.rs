@@ -19,6 +19,9 @@ use crate::queue::Queue;
 /// small lane's batch anyway.
 const LEND_FROM: usize = 64 * 1024;
 
+/// From here on a copy is worth an advice to the system, in bytes: two of its large pages.
+const LARGE_PAGES_FROM: usize = 4 << 20;
+
 /// What the network has finished with, to be released on a Python thread.
 static GRAVEYARD: Mutex<Vec<PyBuffer<u8>>> = Mutex::new(Vec::new());
 /// The queues whose loops may release it.
@@ -104,9 +107,39 @@ pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, owner: Owner) -> PyResult<Byte
     if export.len_bytes() >= LEND_FROM && (owner == Owner::Waits || export.readonly()) {
         return Ok(Bytes::from_owner(Lent(ManuallyDrop::new(export))));
     }
-    note_copied(export.len_bytes());
-    Ok(Bytes::from(export.to_vec(object.py())?))
+    Ok(Bytes::from(copy(object.py(), &export)?))
 }
+
+/// A copy of a contiguous buffer.
+fn copy(py: Python<'_>, export: &PyBuffer<u8>) -> PyResult<Vec<u8>> {
+    let len = export.len_bytes();
+    note_copied(len);
+    if len < LARGE_PAGES_FROM {
+        return export.to_vec(py);
+    }
+    let mut out = Vec::with_capacity(len);
+    use_large_pages(&mut out);
+    // SAFETY: the export is contiguous and keeps its memory where it is; we are attached, so no Python code writes to it.
+    out.extend_from_slice(unsafe { std::slice::from_raw_parts(export.buf_ptr().cast(), len) });
+    Ok(out)
+}
+
+/// Has the empty `memory` made of large pages where the system can: the first touch of each small one costs more than
+/// copying it, and all of them are touched on an event loop.
+#[cfg(target_os = "linux")]
+fn use_large_pages(memory: &mut Vec<u8>) {
+    use rustix::mm::{Advice, madvise};
+    const PAGE: usize = 2 << 20;
+    let space = memory.spare_capacity_mut();
+    let begin = space.as_ptr().align_offset(PAGE);
+    let Some(len) = space.len().checked_sub(begin).map(|len| len / PAGE * PAGE) else { return };
+    // SAFETY: the range lies within this allocation and consists of whole pages; the advice changes no contents. A system
+    // that refuses it does without.
+    let _ = unsafe { madvise(space[begin..].as_mut_ptr().cast(), len, Advice::LinuxHugepage) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn use_large_pages(_memory: &mut Vec<u8>) {}
 
 /// A payload from its Python parts.
 pub(crate) fn from_python(

@@ -8,6 +8,7 @@ use tokio::io::AsyncRead;
 use tokio::sync::watch;
 
 use super::landing::Landing;
+use super::outbox::SMALL;
 use super::reader::{FrameReader, Head};
 use super::wire::{AcceptedHeader, CallHeader, CreditHeader, ErrorHeader, Kind, RefHeader, ReplyHeader, decode};
 use crate::error::{Error, Result};
@@ -222,6 +223,10 @@ async fn read_lane(
         }
         metrics.bytes_in.add(reader.read - counted);
         counted = reader.read;
+        if body > SMALL {
+            // As in the outbox: a socket that always has more must not keep this thread from the small lanes.
+            tokio::task::yield_now().await;
+        }
     }
     Ok(())
 }

@@ -273,6 +273,8 @@ async fn write_bulk(
         let Some(message) = turns.next() else { break };
         write_piece(&mut io, message, &metrics).await?;
         turns.done();
+        // A socket that takes everything would keep this thread: tokio's own budget counts operations, and these are long.
+        tokio::task::yield_now().await;
     }
     io.shutdown().await
 }
