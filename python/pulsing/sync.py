@@ -41,7 +41,9 @@ __all__ = [
     "Proxy",
     "Stream",
     "System",
+    "drain",
     "init",
+    "kill",
     "proxy",
     "refer",
     "resolve",
@@ -168,15 +170,28 @@ def refer(actorid: ActorId | str) -> Proxy:
     return Proxy(run(_global.refer, actorid).as_any())
 
 
+def drain(actor: str | Proxy) -> None:
+    """Lets an actor finish what waits and runs, and ends it; see `ActorSystem.drain`."""
+    run(_system().drain, _which(actor))
+
+
 def stop(actor: str | Proxy, grace: float | None = None) -> None:
-    """Stops an actor of this node, by name or proxy; an unknown one is no error.
+    """Stops an actor, by name or proxy, on whatever node it lives; an unknown one is a warning in the log.
 
     Args:
         actor: Which.
         grace: Seconds that running handlers get to finish.
     """
-    which = actor.ref if isinstance(actor, Proxy) else actor
-    run(_system().stop, which, grace)
+    run(_system().stop, _which(actor), grace)
+
+
+def kill(actor: str | Proxy) -> None:
+    """Ends an actor at once; see `ActorSystem.kill`."""
+    run(_system().kill, _which(actor))
+
+
+def _which(actor: str | Proxy) -> str | ActorRef:
+    return actor.ref if isinstance(actor, Proxy) else actor
 
 
 def proxy(actor: ActorProxy | ActorRef | Proxy) -> Proxy:

@@ -55,6 +55,8 @@ class Sturdy(pul.Actor):
             raise msg
         if msg == "hang":
             await asyncio.sleep(600)
+        if isinstance(msg, asyncio.Event):
+            await msg.wait()
         return self.number, msg
 
 
@@ -246,12 +248,18 @@ def test_r9_a_failure_while_it_drains_restarts_it_and_a_stop_while_it_restarts_e
             log: list[Any] = []
             ref = await system.spawn(lambda: Sturdy(log), restart_policy="on_failure", **QUICK)
             failing = asyncio.create_task(ref.ask(RuntimeError("crash")))
-            waiting = asyncio.create_task(ref.ask("x"))
+            gate = asyncio.Event()
+            waiting = asyncio.create_task(ref.ask(gate))
             await asyncio.sleep(0)
-            await asyncio.wait_for(system.drain(ref), 5)
+            draining = asyncio.create_task(system.drain(ref))
+            await eventually("it starts again", lambda: log[-1] == ("start", 2))
+            with pytest.raises(ActorStoppedError):
+                await ref.ask("late")
+            gate.set()
+            await asyncio.wait_for(draining, 5)
             with pytest.raises(RuntimeError, match="crash"):
                 await failing
-            assert await waiting == (2, "x")
+            assert await waiting == (2, gate)
             for how in (system.stop, system.kill):
                 ref = await system.spawn(
                     lambda: Sturdy(log), restart_policy="on_failure", min_backoff=600, max_backoff=600

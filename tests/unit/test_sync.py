@@ -124,9 +124,11 @@ def test_calls_block_and_return_values_and_errors(system: pul.sync.System) -> No
     soon("both tells are handled", lambda: one.add(0) == 29)
     with pytest.raises(NameTakenError):
         pul.sync.spawn(Subject, name="subject")
-    pul.sync.stop(one)
-    with pytest.raises(NameNotFoundError):
-        pul.sync.resolve("subject")
+    for end in (pul.sync.stop, pul.sync.drain, pul.sync.kill):
+        end("subject" if end is pul.sync.kill else one)
+        with pytest.raises(NameNotFoundError):
+            pul.sync.resolve("subject")
+        one = pul.sync.spawn(Subject, name="subject")
     assert [member["me"] for member in system.members()] == [True]
     assert pul.sync.run(pul.get_system().all_named_actors)
 

@@ -454,13 +454,11 @@ fn watched(state: &mut State, target: Target, round: u64) -> Option<&mut Watched
 async fn retry(inner: Weak<Inner>, node: NodeId) {
     let mut stranger_since = None;
     // What has ended needs no wait; what has not is given one, however often its link breaks.
-    match inner.upgrade() {
-        Some(inner) if !matches!(inner.seen_as(node), Some(MemberState::Alive | MemberState::Suspect)) => {
-            if inner.watch_again(node, &mut stranger_since) {
-                return;
-            }
-        }
-        _ => {}
+    if let Some(inner) = inner.upgrade()
+        && !matches!(inner.seen_as(node), Some(MemberState::Alive | MemberState::Suspect))
+        && inner.watch_again(node, &mut stranger_since)
+    {
+        return;
     }
     loop {
         let Some(delay) = inner.upgrade().and_then(|inner| inner.watch_delay(node)) else { return };
