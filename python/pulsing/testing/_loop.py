@@ -104,3 +104,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise
         future.add_done_callback(lambda _: release())
         return future
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """As every loop's; its threads end in real time, which no `timeout` of the network's measures."""
+        release = self.hold_clock()
+        try:
+            await super().shutdown_default_executor()
+        finally:
+            release()
