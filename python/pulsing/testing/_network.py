@@ -109,6 +109,10 @@ class Network:
             await self._end()
 
     async def _end(self) -> None:
+        # Who is paused or cut off could not say goodbye.
+        self._core.heal()
+        for name in self._systems:
+            self._core.resume(name)
         running = [system.shutdown(0.0) for system in self._systems.values()]
         self._systems.clear()
         await asyncio.gather(*running, *self._ends, return_exceptions=True)
