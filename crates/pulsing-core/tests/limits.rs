@@ -14,10 +14,10 @@ use pulsing_core::{ActorSpec, Call, CallOptions, Codec, Error, Payload, Reply, S
 
 const LIMIT: u64 = 1 << 20;
 
-async fn two(max_message: u64) -> (System, System) {
-    let a = System::start(SystemConfig { max_message, ..config(&[]) }).await.unwrap();
+async fn two(a: u64, b: u64) -> (System, System) {
+    let a = System::start(SystemConfig { max_message: a, ..config(&[]) }).await.unwrap();
     let seeds = [a.addr().to_string()];
-    let b = System::start(SystemConfig { max_message: LIMIT, ..config(&seeds) }).await.unwrap();
+    let b = System::start(SystemConfig { max_message: b, ..config(&seeds) }).await.unwrap();
     (a, b)
 }
 
@@ -47,7 +47,7 @@ impl Actor for Large {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn test_r7_a_message_over_the_limit_is_refused_before_it_is_sent() {
-    let (a, b) = two(LIMIT).await;
+    let (a, b) = two(LIMIT, LIMIT).await;
     let echo = a.spawn(Echo, ActorSpec::default()).await.unwrap().target();
     let sent = b.metrics().bytes_out.get();
     let large = raw("x").with_buffers(vec![Bytes::from(vec![0; LIMIT as usize])]);
@@ -68,7 +68,7 @@ async fn test_r7_a_message_over_the_limit_is_refused_before_it_is_sent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn test_r7_an_answer_over_the_limit_is_an_error_of_its_call() {
-    let (a, b) = two(LIMIT).await;
+    let (a, b) = two(LIMIT, LIMIT).await;
     let cut = Arc::new(AtomicBool::new(false));
     let target = a.spawn(Large(Arc::clone(&cut)), ActorSpec::default()).await.unwrap().target();
     let over = (LIMIT + 1).to_string();
@@ -84,4 +84,39 @@ async fn test_r7_an_answer_over_the_limit_is_an_error_of_its_call() {
     assert!(matches!(&error, Error::ReplyTooLarge { what, .. } if what == "an item of a stream"), "{error}");
     assert!(items.next().await.is_none());
     eventually("the producer is told", Duration::from_secs(1), || cut.load(Ordering::SeqCst)).await;
+}
+
+/// Where the peer's limit is the higher one, what it sends is passed over: its call fails, and the link lives on.
+#[tokio::test(flavor = "multi_thread")]
+async fn test_r7_what_arrives_over_the_limit_costs_its_own_call_and_no_other() {
+    let (a, b) = two(LIMIT, 64 * LIMIT).await;
+    let echo = a.spawn(Echo, ActorSpec::default()).await.unwrap().target();
+    ask(&b, echo, "warm").await.unwrap();
+    // Under way at the same time, in one lane with what is refused.
+    let beside = tokio::spawn({
+        let b = b.clone();
+        async move { ask(&b, echo, vec![7; LIMIT as usize]).await.unwrap().len() as u64 }
+    });
+    for size in [LIMIT + 1, 20 * LIMIT] {
+        let error = ask(&b, echo, vec![0; size as usize]).await.unwrap_err();
+        assert!(matches!(error, Error::TooLarge { size: told, limit: LIMIT, .. } if told == size), "{error}");
+    }
+    let told = b.tell(echo, raw(vec![0; 2 * LIMIT as usize]), CallOptions::default()).await;
+    assert_eq!(told, Ok(()));
+    assert_eq!(beside.await.unwrap(), LIMIT);
+    assert_eq!(ask(&b, echo, "y").await.unwrap().head, "y");
+    eventually("the tell is counted", Duration::from_secs(2), || a.metrics().dead_letters.get() == 1).await;
+
+    // And the other way: an answer, and an item of a stream.
+    let cut = Arc::new(AtomicBool::new(false));
+    let target = b.spawn(Large(Arc::clone(&cut)), ActorSpec::default()).await.unwrap().target();
+    let over = (3 * LIMIT).to_string();
+    let error = ask(&a, target, over.clone()).await.unwrap_err();
+    assert!(matches!(error, Error::ReplyTooLarge { limit: LIMIT, .. }), "{error}");
+    let stream = Payload { codec: Codec::RAW, head: over.into(), buffers: vec![Bytes::from_static(b"stream")] };
+    let options = CallOptions { window: 2, ..CallOptions::default() };
+    let Reply::Stream(mut items) = a.call(target, stream, options).await.unwrap() else { panic!() };
+    assert_eq!(items.next().await.unwrap().unwrap().len(), 1);
+    assert!(matches!(items.next().await.unwrap(), Err(Error::ReplyTooLarge { .. })));
+    assert_eq!(ask(&a, target, "5").await.unwrap().len(), 5);
 }

@@ -23,6 +23,10 @@ pub enum Inbound {
     Value(u64, Payload),
     /// An item of a stream.
     Item(u64, Payload),
+    /// A call that is larger than this node takes; its payload was passed over.
+    CallTooLarge(CallHeader, Error),
+    /// An answer, or an item of a stream, that is.
+    AnswerTooLarge(u64, Error),
     /// A call or stream failed.
     Error(u64, Error),
     /// A stream begins.
@@ -67,6 +71,12 @@ impl Header {
         match self {
             Self::Call(h) => h.after,
             Self::Value(h) | Self::Item(h) => h.after,
+        }
+    }
+    fn refused(self, error: Error) -> Inbound {
+        match self {
+            Self::Call(h) => Inbound::CallTooLarge(h, error),
+            Self::Value(h) | Self::Item(h) => Inbound::AnswerTooLarge(h.call, error.of_an_answer()),
         }
     }
     fn into_inbound(self, payload: Payload) -> Inbound {
@@ -146,6 +156,8 @@ async fn read_lane(
         Progress::Bulk(_) => FrameReader::bulk(io),
     };
     let mut partials: HashMap<u64, Partial> = HashMap::new();
+    // Messages that are too large, with what is still to come of them.
+    let mut passed: HashMap<u64, u64> = HashMap::new();
     let mut counted = 0;
     while let Some(Head { kind, header, body }) = reader.next().await? {
         let with_payload = match kind {
@@ -156,7 +168,26 @@ async fn read_lane(
         };
         if let Some(header) = with_payload {
             let (segments, codec, id) = header.parts();
-            let sizes = checked_sizes(segments, max_message)?;
+            let sizes = match checked_sizes(segments, max_message) {
+                Err(error @ Error::TooLarge { size, .. }) => {
+                    // One message costs its own call and no other: it is passed over, never held.
+                    let left = size.checked_sub(body as u64).filter(|left| *left == 0 || id != 0);
+                    let left = left.ok_or_else(|| Error::Protocol(format!("body of {body} bytes for {size}")))?;
+                    progress.wait(header.after()).await?;
+                    Arc::clone(&role).inbound(header.refused(error))?;
+                    progress.step();
+                    reader.skip(body).await?;
+                    if left > 0 {
+                        passed.insert(id, left);
+                    } else if id != 0 {
+                        role.acknowledge(id);
+                    }
+                    metrics.bytes_in.add(reader.read - counted);
+                    counted = reader.read;
+                    continue;
+                }
+                sizes => sizes?,
+            };
             let total: usize = sizes.iter().sum();
             if body == total {
                 let codec = codec_of(codec)?;
@@ -182,6 +213,19 @@ async fn read_lane(
             }
         } else if kind == Kind::Chunk {
             let RefHeader { id } = decode(&header)?;
+            if let Some(left) = passed.remove(&id) {
+                let left =
+                    left.checked_sub(body as u64).ok_or_else(|| Error::Protocol("a message is too long".into()))?;
+                reader.skip(body).await?;
+                if left > 0 {
+                    passed.insert(id, left);
+                } else {
+                    role.acknowledge(id);
+                }
+                metrics.bytes_in.add(reader.read - counted);
+                counted = reader.read;
+                continue;
+            }
             let Some(mut partial) = partials.remove(&id) else {
                 return Err(Error::Protocol(format!("chunk of unknown message {id}")));
             };
@@ -196,11 +240,12 @@ async fn read_lane(
                 partials.insert(id, partial);
             }
         } else if kind == Kind::Abort {
-            reader.take(body).await?;
+            reader.skip(body).await?;
             let RefHeader { id } = decode(&header)?;
             partials.remove(&id);
+            passed.remove(&id);
         } else {
-            reader.take(body).await?;
+            reader.skip(body).await?;
             let reference = || decode::<RefHeader>(&header).map(|h| h.id);
             let message = match kind {
                 Kind::Error => {
@@ -276,7 +321,7 @@ fn checked_sizes(segments: &[u64], max_message: u64) -> Result<Vec<usize>> {
             Ok(segments.iter().map(|s| *s as usize).collect())
         }
         Some(total) if total > max_message => Err(Error::TooLarge {
-            what: "a message from a peer".into(),
+            what: "a message that arrived".into(),
             size: total,
             limit: max_message,
             setting: "max_message".into(),

@@ -325,6 +325,11 @@ impl Role for Link {
                     call.event(ReplyEvent::Error(error));
                 }
             }
+            Inbound::AnswerTooLarge(id, error) => {
+                if let Some(call) = last(id) {
+                    call.fail(error);
+                }
+            }
             Inbound::End(id) => {
                 if let Some(call) = last(id) {
                     call.event(ReplyEvent::End);
@@ -356,7 +361,7 @@ impl Role for Link {
                     self.tells.ended(actor, |message| self.send_late(message));
                 }
             }
-            Inbound::Call(..) | Inbound::Credit(_) | Inbound::Cancel(_) => {
+            Inbound::Call(..) | Inbound::CallTooLarge(..) | Inbound::Credit(_) | Inbound::Cancel(_) => {
                 return Err(Error::Protocol("a callee sent what only callers send".into()));
             }
         }

@@ -121,6 +121,12 @@ impl Outcall {
         }
     }
 
+    /// Ends the call with `error`, and the callee with it.
+    pub fn fail(&self, error: Error) {
+        self.event(ReplyEvent::Error(error));
+        self.cancel_callee();
+    }
+
     /// Whether nothing may follow any more.
     pub fn is_over(&self) -> bool {
         self.progress.lock().phase == Phase::Done

@@ -105,7 +105,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok(())
     }
 
-    async fn skip(&mut self, mut len: usize) -> Result<()> {
+    /// Passes over `len` bytes of body.
+    ///
+    /// # Errors
+    /// `Protocol` at an end before `len` bytes.
+    pub async fn skip(&mut self, mut len: usize) -> Result<()> {
         while len > 0 {
             if self.buffer.is_empty() && !self.fill(len).await? {
                 return Err(cut());

@@ -312,6 +312,17 @@ impl Role for Session {
     fn inbound(self: Arc<Self>, message: Inbound) -> Result<()> {
         match message {
             Inbound::Call(header, payload) => self.call(header, payload)?,
+            Inbound::CallTooLarge(header, error) => {
+                let actor = ActorId::from_bytes(&header.actor)?;
+                if header.tell {
+                    tracing::warn!(peer = %self.peer.addr, %actor, %error, "a message sent by tell was not taken");
+                    self.metrics.dead_letters.inc();
+                    self.accepted(actor);
+                } else if let Some(outbox) = &*self.outbox.lock() {
+                    let id = header.call;
+                    outbox.send_after(Key::Call(id), Kind::Error, &ErrorHeader::from_error(id, &error));
+                }
+            }
             Inbound::Credit(credit) => {
                 let held = self.calls.lock().get(&credit.call).map(|c| Arc::clone(&c.credit));
                 if let Some(held) = held {
