@@ -19,8 +19,10 @@ pub struct Conflict {
     pub losers: Vec<(NodeId, ActorId)>,
 }
 
+type Instances = Vec<(NodeId, Entry)>;
+
 /// Parts the instances of one name into those that stand and those that fall; the oldest is the first that stands.
-pub(super) fn judge(mut instances: Vec<(NodeId, Entry)>) -> (Vec<(NodeId, Entry)>, Vec<(NodeId, Entry)>) {
+pub(super) fn judge(mut instances: Instances) -> (Instances, Instances) {
     let Some(oldest) = instances.iter().map(|(_, entry)| (entry.claimed, entry.actor)).min() else {
         return (instances, Vec::new());
     };
