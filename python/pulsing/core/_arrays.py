@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 OUT_OF_BAND_FROM = 4096
-"""Smaller buffers, in bytes, are cheaper inside the pickle than as a part of the frame: below it, writing the pickle's
-own copy costs less than one more buffer object on the other side (measured: docs/guides/data.md)."""
+"""Buffers of fewer bytes stay in the pickle: up to here a call costs the same either way (30 us of a release build with
+200 in flight), at 8 KiB a buffer beside the pickle saves a tenth, at 32 KiB a third."""
 
 MODULES = frozenset({"numpy", "torch", "builtins"})
 """Where the types that `reduce` knows say they are from."""
