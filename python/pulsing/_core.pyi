@@ -354,6 +354,7 @@ class System:
         trace: str | None,
         no_wait: bool,
         window: int,
+        idempotent: bool = False,
     ) -> CallHandle:
         """Sends a call whose every outcome is reported to `token`. `bytes` of 64 KiB and more are lent, not copied."""
 

@@ -13,6 +13,7 @@ from runtime_util import cluster, collect, eventually, run
 
 import pulsing as pul
 from pulsing.core import ActorProxy, InboundCall, Message, StreamMessage
+from pulsing.core._options import PLAIN
 from pulsing.core._outbound import remote_ask
 from pulsing.core._streams import WINDOW
 from pulsing.exceptions import (
@@ -421,8 +422,8 @@ def test_a_call_through_rust_on_the_same_node_keeps_its_errors() -> None:
     async def main() -> None:
         async with cluster(1) as (one,):
             near = await Far.spawn(system=one)
-            assert await remote_ask(near.ref, 0, "add", (1, 2), {}, 5.0, False, None) == 3
+            assert await remote_ask(near.ref, 0, "add", (1, 2), {}, 5.0, PLAIN, None) == 3
             with pytest.raises(CustomError):
-                await remote_ask(near.ref, 0, "fail", (), {}, 5.0, False, None)
+                await remote_ask(near.ref, 0, "fail", (), {}, 5.0, PLAIN, None)
 
     run(main())

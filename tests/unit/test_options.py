@@ -12,12 +12,9 @@ from runtime_util import cluster, local_system, run
 import pulsing as pul
 from pulsing.core import ActorProxy, ActorRef
 from pulsing.core._options import DEFAULT, Options
-from pulsing.core._repeat import repeated
 from pulsing.exceptions import (
-    ConnectFailedError,
     ConnectionLostError,
     MailboxFull,
-    NodeNotFoundError,
     PulsingTimeoutError,
 )
 from pulsing.testing import Network, simulate
@@ -164,43 +161,6 @@ async def test_r1_a_call_that_may_run_twice_is_sent_again_when_its_connection_br
     assert isinstance(outcomes[0], ConnectionLostError)
     # The handler ran in vain once, and then once more.
     assert outcomes[1] == 4
-
-
-def test_r1_repeating_ends_with_the_deadline_the_node_or_an_answer() -> None:
-    async def main() -> None:
-        attempts: list[float | None] = []
-
-        def failing(*errors: Exception) -> Any:
-            left = list(errors)
-
-            async def attempt(limit: float | None) -> str:
-                attempts.append(limit)
-                if left:
-                    raise left.pop(0)
-                return "answered"
-
-            return attempt
-
-        lost, refused = ConnectionLostError("lost"), ConnectFailedError("refused")
-        assert await repeated(failing(lost, refused), 5.0) == "answered"
-        assert len(attempts) == 3
-        assert attempts[0] is not None
-        assert attempts[2] is not None
-        assert attempts[2] < attempts[0] <= 5.0
-        assert await repeated(failing(lost), None) == "answered"
-        assert attempts[-1] is None
-        # Errors of the callee are answers.
-        with pytest.raises(ValueError, match="its own"):
-            await repeated(failing(ValueError("its own")), 5.0)
-        # One of the attempts may have run: that is what the caller must know in the end.
-        with pytest.raises(ConnectionLostError, match="lost"):
-            await repeated(failing(refused, lost, refused, NodeNotFoundError("gone")), 5.0)
-        with pytest.raises(NodeNotFoundError):
-            await repeated(failing(NodeNotFoundError("gone")), 5.0)
-        with pytest.raises(ConnectFailedError, match="refused"):
-            await repeated(failing(*[refused] * 100), 0.2)
-
-    run(main())
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -351,7 +351,7 @@ impl System {
         });
         Ok(())
     }
-    #[pyo3(signature = (bridge, token, node, actor, codec, head, buffers, timeout, sender, chain, trace, no_wait, window))]
+    #[pyo3(signature = (bridge, token, node, actor, codec, head, buffers, timeout, sender, chain, trace, no_wait, window, idempotent = false))]
     fn call(
         &self,
         bridge: &Bridge,
@@ -367,11 +367,12 @@ impl System {
         trace: Option<String>,
         no_wait: bool,
         window: u32,
+        idempotent: bool,
     ) -> PyResult<CallHandle> {
         runtime::check_fork()?;
         let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
         let payload = payload::from_python(codec, head, buffers, Owner::Waits)?;
-        let options = options(timeout, sender, chain, trace, no_wait, window)?;
+        let options = CallOptions { idempotent, ..options(timeout, sender, chain, trace, no_wait, window)? };
         let sink = Arc::new(QueueSink { queue: bridge.queue(), token });
         let _guard = self.runtime.enter();
         let inner = self.core.dispatch(target, payload, options, sink);

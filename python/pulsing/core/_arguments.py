@@ -15,6 +15,7 @@ from pulsing.core._bridge import bridge_of
 from pulsing.core._context import current
 from pulsing.core._dispatch import OP_MESSAGE
 from pulsing.core._ids import ActorId, NodeId
+from pulsing.core._options import PLAIN
 from pulsing.core._outbound import remote_ask
 from pulsing.core._sources import END, Source
 from pulsing.core._streams import WINDOW, StreamReader
@@ -256,7 +257,7 @@ class _Elsewhere:
             left = max(0.001, context.deadline - asyncio.get_running_loop().time())
             limit = left if limit is None else min(limit, left)
         ticket = Message("", str(self._key).encode())
-        reader: StreamReader = await remote_ask(self._ref, OP_MESSAGE, "", (ticket,), {}, limit, False, context)
+        reader: StreamReader = await remote_ask(self._ref, OP_MESSAGE, "", (ticket,), {}, limit, PLAIN, context)
         return reader
 
     def step(self) -> Any:

@@ -24,7 +24,7 @@ class Options:
     Args:
         timeout: Seconds until the first answer; None for ever.
         no_wait: Raise `MailboxFull` instead of waiting in a full mailbox.
-        idempotent: The call may run twice: it is sent again when its connection breaks, until `timeout` is over.
+        idempotent: The call may run twice: it is sent again, once, if its connection breaks within `timeout`.
 
     Raises:
         TypeError: Not of these types.

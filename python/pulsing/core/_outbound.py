@@ -19,6 +19,7 @@ from pulsing.core.messaging import Message
 if TYPE_CHECKING:
     from pulsing.core._bridge import Event, LoopBridge
     from pulsing.core._context import CallContext
+    from pulsing.core._options import Options
     from pulsing.core._refs import ActorRef
 
 
@@ -46,7 +47,7 @@ async def remote_ask(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     limit: float | None,
-    no_wait: bool,
+    options: Options,
     context: CallContext | None,
     trace: str | None = None,
     carried: dict[str, Any] | None = None,
@@ -68,8 +69,9 @@ async def remote_ask(
             None if context is None else context.cell.id.raw,
             [] if context is None else list(context.chain_now()),
             trace,
-            no_wait,
+            options.no_wait,
             WINDOW,
+            options.idempotent,
         )
     except _core.CoreError as error:
         bridge.forget(call.token)

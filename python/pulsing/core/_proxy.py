@@ -69,8 +69,8 @@ class ActorProxy:
         Args:
             timeout: Seconds until the first answer; None for ever. At first: the system's (30 s).
             no_wait: Raise `MailboxFull` instead of waiting in a full mailbox.
-            idempotent: Calls may run twice: one whose connection breaks is sent again until its timeout. Without
-                effect within a process.
+            idempotent: Calls may run twice: one whose connection breaks is sent again, once, within its timeout.
+                Without effect within a process.
 
         Raises:
             TypeError, ValueError: Not seconds above 0, not a flag.

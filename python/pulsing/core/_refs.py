@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from pulsing.core._inbound import resolve_call
 from pulsing.core._options import DEFAULT, PLAIN, Default, Options, Timeout
 from pulsing.core._outbound import remote_ask, remote_tell
 from pulsing.core._propagate import OTEL, chosen, gather
-from pulsing.core._repeat import repeated
 from pulsing.core._reply import LocalReply, NoReply
 from pulsing.exceptions import ActorNotFoundError, PulsingTimeoutError, SystemShutDownError
 
@@ -115,10 +113,7 @@ class ActorRef:
         if not self._local or loop is not system.loop:
             if context is not None:
                 limit = self._remainder(loop, context, limit, name)
-            if options.idempotent:
-                attempt = self._attempt(op, name, args, kwargs, options, context, trace, carried)
-                return await repeated(attempt, limit)
-            return await remote_ask(self, op, name, args, kwargs, limit, options.no_wait, context, trace, carried)
+            return await remote_ask(self, op, name, args, kwargs, limit, options, context, trace, carried)
         cell = system.cell_of(self._raw)
         if cell is None:
             raise self._missing()
@@ -160,20 +155,6 @@ class ActorRef:
             d.abandon()
             raise
         return reply.take()
-
-    def _attempt(
-        self,
-        op: int,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Options,
-        context: CallContext | None,
-        trace: str | None,
-        carried: dict[str, Any] | None,
-    ) -> Callable[[float | None], Coroutine[Any, Any, Any]]:
-        # Not in `_ask`: variables that a closure shares are slower for all calls.
-        return lambda left: remote_ask(self, op, name, args, kwargs, left, options.no_wait, context, trace, carried)
 
     def _remainder(
         self, loop: asyncio.AbstractEventLoop, context: CallContext, limit: float | None, name: str
