@@ -158,8 +158,8 @@ def test_documented_classes_and_their_parameters(pulsing: Pulsing, path: str, pa
 class Node:
     """A `pulsing actor` process."""
 
-    def __init__(self, folder: pathlib.Path, *argv: str) -> None:
-        env = {key: value for key, value in os.environ.items() if not key.startswith("PULSING_")}
+    def __init__(self, folder: pathlib.Path, *argv: str, **variables: str) -> None:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("PULSING_")} | variables
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pulsing.cli", "actor", *argv],
             cwd=folder,
@@ -192,8 +192,8 @@ class Node:
 def start(folder: pathlib.Path) -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
-    def run(*argv: str) -> Node:
-        nodes.append(Node(folder, *argv))
+    def run(*argv: str, **variables: str) -> Node:
+        nodes.append(Node(folder, *argv, **variables))
         return nodes[-1]
 
     yield run
@@ -230,6 +230,19 @@ def test_names_and_remote_classes(start: Callable[..., Node]) -> None:
     for node in (counter, named):
         node.process.send_signal(signal.SIGINT)
         assert node.end()[:2] == (0, "")
+
+
+def test_the_file_that_is_named_is_the_only_one(start: Callable[..., Node], tmp_path: pathlib.Path) -> None:
+    other, named = tmp_path / "other.toml", tmp_path / "named.toml"
+    other.write_text("no_such_key = 1\n")
+    named.write_text('addr = "127.0.0.1:0"\nmailbox = 32\n')
+    node = start("cli_actors.Named", "--config", str(named), PULSING_CONFIG=str(other))
+    node.until("started at 127.0.0.1")
+    node.process.send_signal(signal.SIGTERM)
+    assert node.end()[0] == 0
+    code, _, err = start("cli_actors.Named", PULSING_CONFIG=str(other)).end()
+    assert code == 2
+    assert f"{other}: unknown key 'no_such_key'" in err
 
 
 def test_a_second_signal_ends_at_once(start: Callable[..., Node]) -> None:

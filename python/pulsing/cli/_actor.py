@@ -48,7 +48,8 @@ def run(
         MisuseError: what was asked for cannot be meant.
         FailureError: the node or the actor did not come up, or the actor ended by itself.
     """
-    settings = _settings.resolve(flags, config)
+    # What is left to the default here must not come from another file there.
+    settings = {**_settings.resolve(flags, config), "config": config}
     found, constructor = _constructor_of(path)
     arguments = _constructor.arguments(constructor, tokens, defines, options)
     if name is None:
@@ -107,6 +108,7 @@ async def _start(
                 settings["addr"],
                 seeds=settings["seeds"],
                 passphrase=passphrase,
+                config=settings["config"],
                 **_settings.of_the_node(settings),
             )
     except ConfigError as error:
