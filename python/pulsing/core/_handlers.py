@@ -120,7 +120,7 @@ class Handlers:
                 d.value(result)
             else:
                 self._begin(d, self._finish(d, result))
-        if cell.mailbox.waiting:
+        if cell.mailbox.waiting or cell.mailbox.signals:
             cell.mailbox.pump_soon()
 
     def _enter(self, d: Delivery) -> bool:
@@ -132,7 +132,7 @@ class Handlers:
             enter(d)
         if d.task is None:
             d.task = asyncio.current_task(cell.system.loop)
-        if cell.mailbox.waiting:
+        if cell.mailbox.waiting or cell.mailbox.signals:
             # What is exclusive waited for this beginning.
             cell.mailbox.pump_soon()
         return d.state != DONE
@@ -147,8 +147,9 @@ class Handlers:
             d.finish()
         # A task that only we know has nobody left to tell of its end.
         d.task = None
-        if self._cell.mailbox.waiting:
-            self._cell.mailbox.pump_soon()
+        mailbox = self._cell.mailbox
+        if mailbox.waiting or mailbox.signals:
+            mailbox.pump_soon()
 
     async def _handle(self, d: Delivery) -> None:
         """The task of a method that may suspend."""

@@ -17,24 +17,29 @@ CAPACITY = 256
 """Messages that may wait in a mailbox (R3)."""
 
 
+_NOTHING: deque[Delivery] = deque(maxlen=0)
+"""In place of queues that few actors need: an empty deque takes 760 bytes."""
+
+
 class Mailbox:
     """Takes an actor's messages in order, and starts each as soon as the actor may run it."""
 
-    __slots__ = ("_cell", "_overflow", "_pump_scheduled", "_signals", "capacity", "waiting")
+    __slots__ = ("_cell", "_overflow", "_pump_scheduled", "capacity", "signals", "waiting")
 
     def __init__(self, cell: Cell, capacity: int) -> None:
         self._cell = cell
         self.capacity = capacity
         self.waiting: deque[Delivery] = deque()
         """Messages that have a place."""
-        self._overflow: deque[Delivery] = deque()
-        self._signals: deque[Delivery] = deque()
+        self._overflow = _NOTHING
+        self.signals = _NOTHING
+        """Messages of the runtime itself."""
         self._pump_scheduled = False
 
     @property
     def depth(self) -> int:
         """Messages that wait."""
-        return len(self.waiting) + len(self._overflow) + len(self._signals)
+        return len(self.waiting) + len(self._overflow) + len(self.signals)
 
     @property
     def full(self) -> bool:
@@ -70,6 +75,8 @@ class Mailbox:
             d.fail(mailbox_full(cell, self.capacity))
         else:
             # Whoever sent it waits: an ask for its answer, a tell for its place.
+            if self._overflow is _NOTHING:
+                self._overflow = deque()
             self._overflow.append(d)
             d.arm()
 
@@ -93,7 +100,9 @@ class Mailbox:
         """Takes a message of the runtime itself, which passes those that wait (R4)."""
         if self._cell.state < DRAINING:
             d.cell = self._cell
-            self._signals.append(d)
+            if self.signals is _NOTHING:
+                self.signals = deque()
+            self.signals.append(d)
             self.pump_soon()
 
     def pump(self) -> None:
@@ -101,8 +110,8 @@ class Mailbox:
         self._pump_scheduled = False
         waiting = self.waiting
         handlers = self._cell.handlers
-        while self._signals and handlers.can_start(self._signals[0].spec):
-            handlers.start(self._signals.popleft())
+        while self.signals and handlers.can_start(self.signals[0].spec):
+            handlers.start(self.signals.popleft())
         while waiting and handlers.can_start(waiting[0].spec):
             d = waiting.popleft()
             if not d.expired():
@@ -112,7 +121,7 @@ class Mailbox:
 
     def pump_soon(self) -> None:
         """`pump` in a turn of its own, if anything waits."""
-        if (self.waiting or self._signals) and not self._pump_scheduled and self._cell.state in (OPEN, DRAINING):
+        if (self.waiting or self.signals) and not self._pump_scheduled and self._cell.state in (OPEN, DRAINING):
             self._pump_scheduled = True
             self._cell.system.loop.call_soon(self.pump)
 
@@ -127,7 +136,7 @@ class Mailbox:
 
     def refuse_all(self) -> None:
         """The actor has stopped: nothing that waits will run."""
-        self._signals.clear()
+        self.signals.clear()
         for queue in (self.waiting, self._overflow):
             while queue:
                 self._refuse(queue.popleft())

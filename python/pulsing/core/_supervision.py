@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -117,13 +116,13 @@ class RestartBudget:
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
-        self._times: deque[float] = deque()
+        self._times: list[float] = []
 
     def next_delay(self, now: float) -> float | None:
         """Seconds until the next restart, or None if the budget is spent."""
         policy = self._policy
         while self._times and now - self._times[0] > policy.window:
-            self._times.popleft()
+            self._times.pop(0)
         if len(self._times) >= policy.max_restarts:
             return None
         delay = min(policy.max_backoff, policy.min_backoff * 2.0 ** len(self._times))
