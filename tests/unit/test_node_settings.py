@@ -99,6 +99,12 @@ def test_init_takes_arguments_then_the_environment_then_the_file(
         with pytest.raises(pul.PulsingRuntimeError, match="called before with other arguments"):
             await pul.init()
         await pul.shutdown()
+        # Every one of them may be given although the environment or the file says otherwise.
+        monkeypatch.setenv("PULSING_SEEDS", "127.0.0.1:1")
+        own = await pul.init("127.0.0.1:0", seeds=[], passphrase="staple", cluster="argument")
+        assert (own.config.seeds, own.config.passphrase, own.config.cluster) == ((), "staple", "argument")
+        await pul.shutdown()
+        monkeypatch.delenv("PULSING_SEEDS")
         monkeypatch.setenv("PULSING_MAILBOXX", "1")
         with pytest.raises(ConfigError, match="PULSING_MAILBOXX is no setting - did you mean PULSING_MAILBOX"):
             await pul.init()

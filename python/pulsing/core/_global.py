@@ -92,9 +92,14 @@ async def init(
     if passphrase is None and (passphrase_file is not None or not settings.get("insecure")):
         passphrase = read_passphrase(passphrase_file or secret, os.environ)
     values["passphrase"] = passphrase
-    addr = values.pop("addr", None) if addr is None else addr
-    joined = values.pop("seeds", None)
-    wanted = _config(addr, joined if seeds is None else seeds, head_addr, is_head_node, values)
+    usual_addr, usual_seeds = values.pop("addr", None), values.pop("seeds", None)
+    wanted = _config(
+        usual_addr if addr is None else addr,
+        usual_seeds if seeds is None else seeds,
+        head_addr,
+        is_head_node,
+        values,
+    )
     loop = asyncio.get_running_loop()
     running = _current()
     if running is None and _starting is not None and not _starting.get_loop().is_closed():
