@@ -176,11 +176,13 @@ class Receiver(pul.Actor):
 
 
 @asynccontextmanager
-async def taker(where: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ActorProxy, list[pul.ActorSystem]]]:
+async def taker(
+    where: str, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> AsyncIterator[tuple[ActorProxy, list[pul.ActorSystem]]]:
     """A proxy of a Taker on the first of the systems; the last one calls."""
     if where == "copied":
         monkeypatch.setenv("PULSING_DEBUG_COPY", "1")
-    async with cluster(2 if where == "remote" else 1) as systems:
+    async with cluster(2 if where == "remote" else 1, **settings) as systems:
         await Taker.spawn(system=systems[0], name="taker")
         proxy = await Taker.resolve("taker", system=systems[-1], timeout=5)
         yield proxy, systems
@@ -496,3 +498,15 @@ def test_a_stream_inside_an_object_fails_at_send_with_its_path(where: str, monke
 class Holder:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
+
+
+@everywhere
+def test_r5_a_stream_that_brings_nothing_fails_at_its_reader(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with taker(where, monkeypatch, stream_idle=0.1) as (one, _):
+            feed = Feed()
+            with pytest.raises(PulsingTimeoutError, match="stream"):
+                await one.through(feed.silent())
+            assert feed.closed == 1
+
+    run(main())

@@ -88,6 +88,11 @@ class Source:
         self._key = self._desk.add(self)
         return self._desk.id.raw, self._key
 
+    @property
+    def idle_limit(self) -> float | None:
+        """Seconds within which each item has to come; None for ever."""
+        return self._system.config.stream_idle
+
     # -- readers ------------------------------------------------------------------------------------------------------
 
     async def open(self) -> StreamReader:
@@ -100,8 +105,8 @@ class Source:
         self._claim()
         context = current.get()
         sink = _LocalSink(self._bridge.loop, self._system.debug_copy)
-        sink.start()
         sink.source = self
+        sink.start()
         self._system.counts.streams += 1
         reader: StreamReader = sink.take()
         self._begin(sink, () if context is None else context.chain_now())
@@ -252,6 +257,9 @@ class _LocalSink(LocalReply):
 
     def _abandon(self) -> asyncio.Task[None] | None:
         return self.source.stop()
+
+    def _idle_limit(self) -> float | None:
+        return self.source.idle_limit
 
 
 class Desk:
