@@ -1,5 +1,6 @@
 //! A node: its listener, its actors, its view of the cluster.
 
+mod actors;
 mod address;
 mod check;
 mod claims;
