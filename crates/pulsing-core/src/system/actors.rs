@@ -55,6 +55,7 @@ impl System {
         if spec.unique && (spec.name.is_none() || !spec.public) {
             return Err(Error::Config("a unique actor needs a name, and one that is public".to_owned()));
         }
+        let private = spec.name.clone().filter(|_| !spec.public);
         let entry = spec.published(id, self.0.link_config.transport.epoch());
         {
             // Held throughout: of two claims of one name here, the second sees the first, in the registry too.
@@ -77,7 +78,7 @@ impl System {
         self.0.metrics.actors_created.inc();
         // A claim of another node may have come between the look and the publication.
         self.0.settle_claims();
-        self.0.changed();
+        self.0.renamed(private.as_deref());
         Ok(())
     }
 
@@ -104,6 +105,7 @@ impl System {
         };
         if name.is_some() {
             self.0.unpublish(id);
+            self.0.renamed(name.as_deref());
         }
     }
 
@@ -113,11 +115,13 @@ impl System {
         let removed = self.0.ended_here(id, reason, || {
             let mut actors = self.0.actors.write();
             let removed = actors.by_id.remove(&id)?;
-            actors.free(removed.spec.lock().name.as_deref(), id);
+            let name = removed.spec.lock().name.clone();
+            actors.free(name.as_deref(), id);
             drop(actors);
             // Whoever hears of the end finds the name gone.
             self.0.metrics.actors_stopped.inc();
             self.0.unpublish(id);
+            self.0.renamed(name.as_deref());
             Some(())
         });
         removed.is_some()
@@ -138,7 +142,8 @@ impl System {
                 let _ = self.0.driver.send(Input::Publish(delta));
             }
         }
-        self.0.changed();
+        let name = actor.spec.lock().name.clone();
+        self.0.renamed(name.as_deref());
         Ok(true)
     }
 }
@@ -160,6 +165,13 @@ impl Inner {
             {
                 let _ = self.driver.send(Input::Publish(delta));
             }
+        }
+    }
+
+    /// What is found under a name may be something else. The registry knows of public actors only.
+    fn renamed(&self, name: Option<&str>) {
+        if let Some(name) = name {
+            self.listeners.poke(name);
         }
         self.changed();
     }

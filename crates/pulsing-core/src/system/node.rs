@@ -13,14 +13,14 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::actors::Actors;
-use super::check::check_name;
 use super::driver::{Driver, Input};
+use super::names::Listeners;
 use super::service::NODE_ACTOR;
 use super::watching::Watching;
-use super::{Instance, Member, MemberState, Security, SystemConfig, Target};
+use super::{Member, MemberState, Security, SystemConfig, Target};
 use super::{address, join, reply, service};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
-use crate::cluster::{Entry, Identity, MemberInfo, Membership, Registry};
+use crate::cluster::{Identity, MemberInfo, Membership, Registry};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::id::{ActorId, NodeId};
@@ -56,11 +56,12 @@ pub(super) struct Inner {
     pub(super) driver: mpsc::UnboundedSender<Input>,
     pub(super) link_config: LinkConfig,
     pub(super) changes: watch::Sender<u64>,
+    pub(super) listeners: Listeners,
     members: RwLock<BTreeMap<NodeId, MemberInfo>>,
     links: Mutex<HashMap<NodeId, Arc<Link>>>,
     local_tells: Tells<Call>,
     deadlines: Arc<Deadlines>,
-    turns: AtomicUsize,
+    pub(super) turns: AtomicUsize,
     tasks: Mutex<Vec<JoinHandle<()>>>,
     closing: Arc<Closing>,
     pub(super) watching: Watching,
@@ -126,6 +127,7 @@ impl System {
             driver,
             link_config: link_config.clone(),
             changes: watch::channel(0).0,
+            listeners: Listeners::default(),
             members: RwLock::default(),
             links: Mutex::default(),
             local_tells: Tells::new(true),
@@ -187,36 +189,6 @@ impl System {
         &self.0.metrics
     }
 
-    /// Instances of a name, of nodes not known to be down; private ones of this node too. Never waits.
-    pub fn instances(&self, name: &str) -> Vec<Instance> {
-        let found = self.0.registry.lock().lookup(name);
-        let mut all: Vec<Instance> =
-            found.into_iter().filter_map(|(node, entry)| self.0.instance(node, entry)).collect();
-        let actors = self.0.actors.read();
-        let private = actors.by_name.get(name).and_then(|id| Some((*id, actors.by_id.get(id)?)));
-        if let Some((id, actor)) = private {
-            let spec = actor.spec.lock();
-            if !spec.public {
-                all.push(Instance {
-                    name: name.to_owned(),
-                    target: Target { node: self.0.id, actor: id },
-                    addr: self.addr().to_string(),
-                    class: spec.class.clone(),
-                    metadata: spec.metadata.clone(),
-                    unique: false,
-                });
-            }
-        }
-        all
-    }
-    /// Every published instance by name, of nodes not known to be down.
-    pub fn names(&self) -> BTreeMap<String, Vec<Instance>> {
-        self.0.published()
-    }
-    /// The name that an actor serves under, wherever in the cluster it lives; `None` for one without a published name.
-    pub fn name_of(&self, actor: ActorId) -> Option<String> {
-        self.0.registry.lock().get(actor).map(|(_, entry)| entry.name)
-    }
     /// Members of the cluster, this node included.
     pub fn members(&self) -> Vec<Member> {
         self.0.all_members()
@@ -224,30 +196,6 @@ impl System {
     /// A number that changes whenever `instances`, `names` or `members` may answer differently.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
-    }
-
-    /// One instance of `name`, waiting up to `timeout` for it to appear (R10). Among several: round robin, local or not.
-    ///
-    /// # Errors
-    /// `NameNotFound` with the names that exist; `InvalidName` for what cannot be one.
-    pub async fn resolve(&self, name: &str, node: Option<NodeId>, timeout: Duration) -> Result<Instance> {
-        check_name(name)?;
-        let mut changes = self.changes();
-        let deadline = Instant::now() + timeout;
-        loop {
-            let mut found = self.instances(name);
-            found.retain(|i| node.is_none_or(|n| i.target.node == n));
-            if !found.is_empty() {
-                let turn = self.0.turns.fetch_add(1, Ordering::Relaxed) % found.len();
-                return Ok(found.swap_remove(turn));
-            }
-            if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-                let mut known: Vec<_> = self.names().into_keys().take(20).collect();
-                known.sort();
-                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-                return Err(Error::NameNotFound { name: name.to_owned(), waited: timeout, known });
-            }
-        }
     }
 
     /// Sends a call and returns at once. Every outcome, an unreachable node included, reaches `sink`; the deadline in
@@ -317,6 +265,7 @@ impl System {
             }
             *readiness = Readiness::Leaving;
         }
+        self.0.listeners.poke_all();
         self.0.stop_watching();
         let (tx, rx) = oneshot::channel();
         if self.0.driver.send(Input::Leave(tx)).is_ok() {
@@ -355,10 +304,6 @@ impl Drop for Starting {
 }
 
 impl Inner {
-    pub(super) fn changed(&self) {
-        self.changes.send_modify(|version| *version += 1);
-    }
-
     pub(super) fn set_members(&self, members: Vec<MemberInfo>) {
         let members: BTreeMap<_, _> = members.into_iter().map(|m| (m.identity.node, m)).collect();
         let differs = {
@@ -372,6 +317,7 @@ impl Inner {
             differs
         };
         if differs {
+            self.listeners.poke_all();
             self.changed();
         }
     }
@@ -406,29 +352,6 @@ impl Inner {
             me: false,
         }));
         all
-    }
-
-    fn instance(&self, node: NodeId, entry: Entry) -> Option<Instance> {
-        let addr = if node == self.id { self.me.lock().addr } else { self.living(node)?.addr };
-        Some(Instance {
-            name: entry.name,
-            target: Target { node, actor: entry.actor },
-            addr: addr.to_string(),
-            class: entry.class,
-            metadata: entry.metadata,
-            unique: entry.unique,
-        })
-    }
-
-    pub(super) fn published(&self) -> BTreeMap<String, Vec<Instance>> {
-        let names = self.registry.lock().names();
-        names
-            .into_iter()
-            .map(|(name, all)| {
-                (name, all.into_iter().filter_map(|(node, e)| self.instance(node, e)).collect::<Vec<_>>())
-            })
-            .filter(|(_, all)| !all.is_empty())
-            .collect()
     }
 
     fn link_to(&self, node: NodeId) -> Result<Arc<Link>> {
