@@ -315,6 +315,16 @@ class System:
     def names(self) -> dict[str, list[dict[str, Any]]]:
         """Every published instance by name."""
 
+    def watch_name(self, name: str) -> NameWatchHandle:
+        """The instances of `name` as they come, change and go.
+
+        Raises:
+            CoreError: invalid_name.
+        """
+
+    def published(self, actor: bytes) -> dict[str, Any] | None:
+        """The published instance that is this actor, as `instances` has it."""
+
     def name_of(self, actor: bytes) -> str | None:
         """The published name of an actor, wherever in the cluster it lives."""
 
@@ -491,6 +501,20 @@ class WatchHandle:
 
     def cancel(self) -> None:
         """Ends the watch. Idempotent."""
+
+@final
+class NameWatchHandle:
+    """A watch of one name. Dropped, it ends."""
+
+    def next(self, bridge: Bridge, token: int) -> None:
+        """Reports ``[(kind, instance), ...]`` to `token` once something changed: "added", "updated" or "removed".
+
+        Raises:
+            ValueError: The watch is closed.
+        """
+
+    def close(self) -> None:
+        """Ends the watch; a wait under way ends with an error. Idempotent."""
 
 def runtime_started() -> bool:
     """True in the process that started the runtime's threads, until they are stopped."""

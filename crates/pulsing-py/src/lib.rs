@@ -38,6 +38,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<testing::TestHost>()?;
     m.add_class::<testing::TestNetwork>()?;
     m.add_class::<watching::WatchHandle>()?;
+    m.add_class::<watching::NameWatchHandle>()?;
     m.add_function(wrap_pyfunction!(runtime::stop_runtime, m)?)?;
     m.add_function(wrap_pyfunction!(runtime::runtime_started, m)?)?;
     m.add_function(wrap_pyfunction!(logging::init_logging, m)?)?;

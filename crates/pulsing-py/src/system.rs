@@ -22,7 +22,7 @@ use crate::inbound::QueueEndpoint;
 use crate::payload::{self, Owner};
 use crate::queue::{Build, Event, Queue};
 use crate::testing::TestHost;
-use crate::watching::{self, WatchHandle};
+use crate::watching::{self, NameWatchHandle, WatchHandle};
 use crate::{convert, errors, runtime};
 
 /// A running node.
@@ -273,6 +273,17 @@ impl System {
             dict.set_item(name, dicts)?;
         }
         Ok(dict)
+    }
+    /// The instances of `name` as they come, change and go.
+    fn watch_name(&self, py: Python<'_>, name: &str) -> PyResult<NameWatchHandle> {
+        runtime::check_fork()?;
+        let watch = self.core.watch_name(name).map_err(|error| errors::raise(py, &error))?;
+        Ok(NameWatchHandle::new(watch, self.runtime.clone()))
+    }
+    /// The published instance that is this actor, or None.
+    fn published<'py>(&self, py: Python<'py>, actor: &[u8]) -> PyResult<Option<Bound<'py, PyDict>>> {
+        runtime::check_fork()?;
+        self.core.published(actor_id(actor)?).map(|one| convert::instance(py, &one)).transpose()
     }
     fn name_of(&self, actor: &[u8]) -> PyResult<Option<String>> {
         runtime::check_fork()?;

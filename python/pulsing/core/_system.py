@@ -21,6 +21,7 @@ from pulsing.core._errors import from_core
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._launch import Launcher, clean_name
 from pulsing.core._life import OPEN
+from pulsing.core._name_watch import NameWatch
 from pulsing.core._placement import SERVICE_NAME, Placement, Placer
 from pulsing.core._process import Processes
 from pulsing.core._proxy import ActorProxy, method_names
@@ -413,10 +414,9 @@ class ActorSystem:
         cell = self._cells.get(actor.raw)
         if cell is not None:
             return self.ref_of(cell)
-        for found in self.core.names().values():
-            for one in found:
-                if one["actor_id"] == str(actor):
-                    return self._ref_from(one)
+        one = self.core.published(actor.raw)
+        if one is not None:
+            return self._ref_from(one)
         from pulsing.core._service import find_there
 
         ref = await find_there(self, actor)
@@ -463,6 +463,18 @@ class ActorSystem:
             NameNotFoundError: The node is not a member, or is no Python node.
         """
         return await self.resolve_named(SERVICE_NAME, node_id=node_id, timeout=1.0)
+
+    def watch_name(self, name: str) -> NameWatch:
+        """The instances of a name as they come, change and go: ``async for change in system.watch_name("worker")``.
+
+        Args:
+            name: The name. Nobody needs to serve under it yet. A private one of this node is seen here, too.
+
+        Raises:
+            InvalidNameError: Nobody could serve under it.
+            SystemShutDownError: From the loop: the system was shut down.
+        """
+        return NameWatch(self, clean_name(name))
 
     async def watch_names(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls `callback` whenever members or names may have changed; returns what ends that."""

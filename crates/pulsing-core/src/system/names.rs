@@ -314,24 +314,46 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::system::{Security, SystemConfig};
+    use crate::call::Call;
+    use crate::system::{ActorSpec, Ending, Endpoint, Security, SystemConfig};
+
+    struct Nobody;
+
+    impl Endpoint for Nobody {
+        fn deliver(&self, _: Call) {}
+        fn end(&self, _: Ending) {}
+    }
+
+    fn register(system: &System, name: &str) {
+        let spec = ActorSpec { name: Some(name.to_owned()), public: true, ..ActorSpec::default() };
+        system.register(ActorId::generate(), spec, Arc::new(Nobody)).unwrap();
+    }
 
     async fn system() -> System {
         System::start(SystemConfig { security: Security::Insecure, ..SystemConfig::default() }).await.unwrap()
     }
 
     #[tokio::test]
-    async fn a_closed_watch_leaves_nothing_behind() {
+    async fn a_watch_costs_nothing_while_other_names_change_or_once_it_is_closed() {
         let system = system().await;
-        let (one, two) = (system.watch_name("a").unwrap(), system.watch_name("a").unwrap());
-        assert_eq!(system.0.listeners.0.lock().len(), 1);
+        let (one, mut two) = (system.watch_name("a").unwrap(), system.watch_name("a").unwrap());
+        assert!(two.take().is_empty());
+        register(&system, "b");
+        assert!(!two.told_of.changes.has_changed().unwrap(), "nobody looks because of another name");
+        register(&system, "a");
+        assert!(two.told_of.changes.has_changed().unwrap());
+        assert_eq!(two.take().len(), 1);
         drop(one);
         assert_eq!(system.0.listeners.0.lock()["a"].0, 1);
         drop(two);
         assert!(system.0.listeners.0.lock().is_empty());
-        assert!(system.resolve("a", None, Duration::ZERO).await.is_err());
-        assert!(system.0.listeners.0.lock().is_empty());
+        register(&system, "c");
+        assert!(system.0.registry.lock().take_touched().is_empty());
+        assert!(system.resolve("d", None, Duration::ZERO).await.is_err());
+        assert!(system.0.listeners.0.lock().is_empty(), "nor does a resolve leave anything behind");
         system.shutdown().await;
     }
 }
