@@ -35,5 +35,5 @@ pub use payload::{Codec, Payload};
 pub use stream::{Credit, ItemStream, StreamSink};
 pub use system::{
     ActorSpec, Displaced, Ending, Endpoint, Instance, Member, MemberState, NameChange, NameWatch, Reason, Security,
-    System, SystemConfig, Target, Terminated, Watch, WatchGuard,
+    Seed, System, SystemConfig, Target, Terminated, Watch, WatchGuard,
 };

@@ -103,12 +103,13 @@ fn seconds(what: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
 #[pymethods]
 impl System {
     #[staticmethod]
-    #[pyo3(signature = (bridge, token, *, addr, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, stream_idle, preset = None, host = None))]
+    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, stream_idle, preset = None, host = None))]
     fn start(
         py: Python<'_>,
         bridge: &Bridge,
         token: u64,
         addr: Option<String>,
+        advertise: Option<String>,
         seeds: Vec<String>,
         cluster: String,
         passphrase: Option<String>,
@@ -132,6 +133,7 @@ impl System {
         };
         let mut config = SystemConfig {
             addr,
+            advertise,
             seeds,
             cluster,
             security,
@@ -167,6 +169,10 @@ impl System {
     #[getter]
     fn addr(&self) -> String {
         self.core.addr().to_string()
+    }
+    #[getter]
+    fn bound(&self) -> String {
+        self.core.bound().to_string()
     }
     #[pyo3(signature = (bridge, key, actor, *, name, public, class_name, metadata, internal, unique))]
     fn register(

@@ -54,6 +54,7 @@ class SystemConfig:
     """
 
     addr: str | None = None
+    advertise: str | None = None
     seeds: tuple[str, ...] = ()
     cluster: str = "default"
     passphrase: str | None = field(default=None, repr=False)
@@ -123,6 +124,7 @@ class SystemConfig:
 class NodeSettings(TypedDict, total=False):
     """The settings that `pul.init` and `pul.actor_system` take by name; `SystemConfig` says what they mean."""
 
+    advertise: str | None
     cluster: str
     insecure: bool
     secret_file: str | None

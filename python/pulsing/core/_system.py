@@ -133,6 +133,7 @@ class ActorSystem:
                 bridge.core,
                 token,
                 addr=config.addr,
+                advertise=config.advertise,
                 seeds=list(config.seeds),
                 cluster=config.cluster,
                 passphrase=config.passphrase,

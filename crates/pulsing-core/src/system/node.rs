@@ -17,7 +17,7 @@ use super::driver::{Driver, Input};
 use super::names::Listeners;
 use super::service::NODE_ACTOR;
 use super::watching::Watching;
-use super::{Member, MemberState, Security, SystemConfig, Target};
+use super::{Member, MemberState, Security, Seed, SystemConfig, Target};
 use super::{address, join, reply, service};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
 use crate::cluster::{Identity, MemberInfo, Membership, Registry};
@@ -54,6 +54,10 @@ pub(super) struct Inner {
     pub(super) registry: Mutex<Registry>,
     pub(super) actors: RwLock<Actors>,
     pub(super) driver: mpsc::UnboundedSender<Input>,
+    pub(super) seeds: Vec<Seed>,
+    pub(super) bound: SocketAddr,
+    /// The user was told that its seeds cannot reach this node.
+    pub(super) warned: AtomicBool,
     pub(super) link_config: LinkConfig,
     pub(super) changes: watch::Sender<u64>,
     pub(super) listeners: Listeners,
@@ -83,7 +87,8 @@ impl System {
         if config.cluster.trim().is_empty() {
             return Err(Error::Config("the cluster's name is empty".to_owned()));
         }
-        let binding = address::choose(&config).await?;
+        let seeds = config.seeds.iter().map(|text| Seed::parse(text)).collect::<Result<Vec<_>>>()?;
+        let binding = address::choose(&config, &seeds).await?;
         let trust = match &config.security {
             Security::Local => Trust::Secret(Secret::load(config.secret_file.as_deref())?),
             Security::Passphrase(passphrase) => {
@@ -102,7 +107,8 @@ impl System {
         let listener = transport.bind(binding.bind)?;
         let port = listener.port().map_err(|e| Error::Config(e.to_string()))?;
         let id = transport.node_id();
-        let identity = Identity::new(id, SocketAddr::new(binding.advertise, port), transport.epoch());
+        let told = SocketAddr::new(binding.advertise, binding.port.unwrap_or(port));
+        let identity = Identity::new(id, told, transport.epoch());
 
         let metrics = Arc::new(Metrics::default());
         let (driver, inputs) = mpsc::unbounded_channel();
@@ -125,6 +131,9 @@ impl System {
             registry: Mutex::new(Registry::new(id)),
             actors: RwLock::default(),
             driver,
+            seeds,
+            bound: SocketAddr::new(binding.bind.ip(), port),
+            warned: AtomicBool::new(false),
             link_config: link_config.clone(),
             changes: watch::channel(0).0,
             listeners: Listeners::default(),
@@ -183,6 +192,10 @@ impl System {
     /// The address others reach this node at.
     pub fn addr(&self) -> SocketAddr {
         self.0.me.lock().addr
+    }
+    /// The address it listens on; another one than `addr` for a wildcard, and where it advertises another.
+    pub fn bound(&self) -> SocketAddr {
+        self.0.bound
     }
     /// The counters of this node.
     pub fn metrics(&self) -> &Arc<Metrics> {
