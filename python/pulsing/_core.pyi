@@ -199,6 +199,7 @@ class System:
         token: int,
         *,
         addr: str | None,
+        advertise: str | None,
         seeds: list[str],
         cluster: str,
         passphrase: str | None,
@@ -227,6 +228,10 @@ class System:
     @property
     def addr(self) -> str:
         """Address that others reach it at, ``ip:port``."""
+
+    @property
+    def bound(self) -> str:
+        """Address it listens on, ``ip:port``; other than `addr` for a wildcard, or where another one is advertised."""
 
     def register(
         self,
@@ -546,6 +551,17 @@ def observe_get(
 
     Raises:
         ValueError: A timeout that is no positive number, or an empty passphrase.
+    """
+
+def seed_places(seed: str, *, read: bool = True) -> list[str]:
+    """The ``host:port``s that a seed stands for: itself, the DNS name of a service, or the lines of a file.
+
+    Args:
+        seed: ``host:port``, ``k8s://service.namespace:port`` or ``file:///path``.
+        read: Whether a file is read; without, it stands for nothing.
+
+    Raises:
+        ValueError: What can be no seed, or a file that cannot be read or has no seed in it; says which and why.
     """
 
 @final

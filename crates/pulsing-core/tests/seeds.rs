@@ -86,7 +86,7 @@ async fn test_m4_clusters_that_grew_apart_meet_at_a_seed_whoever_began() {
     let one = at(&a, &[first.seed()]).await;
     assert_eq!(alive(&one), 1);
     let two = at(&b, &[]).await;
-    let three = at(&c, &[b.clone()]).await;
+    let three = at(&c, std::slice::from_ref(&b)).await;
     first.write(&format!("{a}\n{c}"));
     eventually("they are one", Duration::from_secs(8), || [&one, &two, &three].iter().all(|n| alive(n) == 3)).await;
 }

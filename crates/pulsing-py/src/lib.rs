@@ -44,6 +44,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(logging::init_logging, m)?)?;
     m.add_function(wrap_pyfunction!(errors::error_kinds, m)?)?;
     m.add_function(wrap_pyfunction!(observe::observe_get, m)?)?;
+    m.add_function(wrap_pyfunction!(observe::seed_places, m)?)?;
     serving::register(m)?;
     Ok(())
 }

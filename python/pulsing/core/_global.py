@@ -65,7 +65,7 @@ async def init(
 
     Args:
         addr: ``host:port`` to listen on; None: a free port on the interface that reaches the first seed.
-        seeds: ``host:port`` of nodes to join; none: this is the first node.
+        seeds: Nodes to join, as for `SystemConfig`; none: this is the first node.
         passphrase: Secret of the cluster: mutual TLS between all who know it.
         passphrase_file: File with that secret.
         head_addr: One more seed; every node can be one, so that there is no special head.

@@ -176,8 +176,8 @@ SETTINGS: tuple[Setting, ...] = (
         list[str],
         (),
         "host:port",
-        "nodes to join, separated by commas: `host:port`, `k8s://service.namespace:port`, `file:///path`; none: this is the "
-        "first node",
+        "nodes to join, separated by commas: `host:port`, `k8s://service.namespace:port`, `file:///path`; none: this "
+        "is the first node",
     ),
     Setting("cluster", str, "default", "", "name of the cluster; nodes of another name are refused", "a name", _text),
     Setting(

@@ -62,6 +62,11 @@ impl Seed {
         Ok(Self { text: text.to_owned(), kind })
     }
 
+    /// Whether its nodes stand in a file.
+    pub fn is_file(&self) -> bool {
+        matches!(self.kind, Kind::File(_))
+    }
+
     /// Whether asking again may give other addresses.
     pub(super) fn may_change(&self) -> bool {
         match &self.kind {
