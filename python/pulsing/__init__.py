@@ -17,8 +17,6 @@ from pulsing.core import (
     ActorSystem,
     Ended,
     Message,
-    NameChange,
-    NameWatch,
     NodeId,
     PythonActorService,
     StreamMessage,
@@ -47,7 +45,6 @@ from pulsing.core import (
     unlink,
     unmount,
     watch,
-    watch_name,
 )
 from pulsing.core._service import PYTHON_ACTOR_SERVICE_NAME
 from pulsing.exceptions import (
@@ -84,10 +81,8 @@ __all__ = [
     "JoinError",
     "MailboxFull",
     "Message",
-    "NameChange",
     "NameNotFoundError",
     "NameTakenError",
-    "NameWatch",
     "NodeId",
     "PulsingActorError",
     "PulsingBusinessError",
@@ -125,5 +120,4 @@ __all__ = [
     "unlink",
     "unmount",
     "watch",
-    "watch_name",
 ]

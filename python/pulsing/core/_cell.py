@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -95,9 +95,10 @@ class Cell:
         return f"{cls.__module__}.{cls.__qualname__}"
 
     @property
-    def protocols(self) -> frozenset[int]:
+    def protocols(self) -> Collection[int]:
         """Codecs whose calls the actor takes raw, in `on_protocol_call`."""
-        return frozenset(getattr(type(self.instance), "__pulsing_protocols__", ()))
+        found: Collection[int] = getattr(type(self.instance), "__pulsing_protocols__", ())
+        return found
 
     def displaced(self, loss: str) -> None:
         """Another node's older claim of its unique name stands: the actor stops."""

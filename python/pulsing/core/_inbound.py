@@ -186,41 +186,37 @@ class Inlet:
     def _deliver(self, call: _core.InboundCall) -> None:
         cell = self._cell
         loop = cell.system.loop
+        one_way, timeout = call.one_way, call.timeout
         remote = RemoteReply(self._bridge, call)
-        reply: Reply = TellReply(call) if call.one_way else remote
+        reply: Reply = TellReply(call) if one_way else remote
         try:
             (spec, args, kwargs), packed = self._decode(call)
             carried = arrive(packed, cell.system)
         except Exception as error:  # noqa: BLE001 - whatever the unpickling of the caller's objects raises
-            if call.one_way:
+            if one_way:
                 _log.error("%s cannot read a message", cell.label, exc_info=error)
             reply.error(error)
             return
-        d = Delivery(
-            loop,
-            spec,
-            args,
-            kwargs,
-            reply,
-        )
+        d = Delivery(loop, spec, args, kwargs, reply)
         d.sender = call.sender
         d.chain = tuple(call.chain)
-        d.deadline = None if call.timeout is None else loop.time() + call.timeout
-        d.limit = call.timeout
         d.trace = call.trace
         d.carried = carried
-        # A tell that came through Rust has been told to be on its way: it is kept.
-        d.no_wait = call.no_wait and not call.one_way
-        d.one_way = call.one_way
         d.cell = cell
-        if d.expired():
-            return
-        if call.one_way:
+        if timeout is not None:
+            d.limit = timeout
+            d.deadline = loop.time() + timeout
+            if timeout <= 0.0 and d.expired():
+                return
+        if one_way:
+            # A tell that came through Rust has been told to be on its way: it is kept, whatever its `no_wait`.
+            d.one_way = True
             d.on_admitted = call.accept
             cell.mailbox.deliver(d)
             if d.on_admitted is not None and not cell.mailbox.holds_back(d):
                 d.admitted()
             return
+        d.no_wait = call.no_wait
         cell.mailbox.deliver(d)
         if not remote.done:
             self._bridge.handlers[call.token] = lambda _: d.cancel(stopped(cell))

@@ -28,6 +28,8 @@ _MOST_BUFFERS = 2048
 """The lengths of all parts of a message fit the header of a frame; buffers beyond this many stay in the pickle."""
 _ATOMS = frozenset({int, float, bool, str, type(None)})
 """Types that pickle by themselves: nothing in them goes beside the pickle or travels by value."""
+_SHORT = 4096
+"""Bytes of a ``bytes`` object that pickles by itself, too, though the pickler would keep a long one beside."""
 _PIECES = b"\x00"
 """First byte of a head that counts pieces. A pickle of protocol 5 begins with 0x80."""
 
@@ -129,9 +131,8 @@ def dumps(obj: Any) -> tuple[bytes, list[Any]]:
         TypeError: The object cannot be pickled; the message says what it was.
     """
     buffers: list[Any] = []
-    if type(obj) in _ATOMS:
-        return pickle.dumps(obj, 5), buffers
-    if type(obj) is tuple and _all_atoms(obj):
+    kind = type(obj)
+    if kind in _ATOMS or (kind is bytes and len(obj) <= _SHORT) or (kind is tuple and _all_atoms(obj)):
         return pickle.dumps(obj, 5), buffers
 
     def collect(buffer: pickle.PickleBuffer) -> bool:
@@ -153,10 +154,12 @@ def dumps(obj: Any) -> tuple[bytes, list[Any]]:
 
 
 def _all_atoms(values: tuple[Any, ...]) -> bool:
-    """Whether a tuple holds atoms only, or tuples of them and empty dicts: the envelope of a plain call does."""
+    """Whether a tuple holds atoms, short bytes, empty dicts and tuples of these only, as a plain call's envelope."""
     for value in values:
         kind = type(value)
-        if kind in _ATOMS or (kind is tuple and _all_atoms(value)) or (kind is dict and not value):
+        if kind in _ATOMS or (kind is bytes and len(value) <= _SHORT):
+            continue
+        if (kind is tuple and _all_atoms(value)) or (kind is dict and not value):
             continue
         return False
     return True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pulsing import _core
 from pulsing.core import _errors
+from pulsing.core._pickle import copied, dumps, loads
 from pulsing.core._streams import WINDOW, StreamReader
 from pulsing.core.messaging import Message
 from pulsing.exceptions import PulsingError, PulsingRuntimeError
@@ -124,8 +125,6 @@ class LocalReply:
     def _copied(self, value: Any) -> Any:
         if isinstance(value, Message):
             return value
-        from pulsing.core._pickle import copied
-
         try:
             return copied(value)
         except TypeError as error:
@@ -263,8 +262,6 @@ def encode(value: Any) -> tuple[int, bytes, list[Any]]:
     """``(codec, head, buffers)`` of a message, an answer or a stream item."""
     if type(value) is Message and not value.is_stream:
         return RAW, value.msg_type.encode(), [value.payload]
-    from pulsing.core._pickle import dumps
-
     try:
         head, buffers = dumps(value)
     except TypeError as error:
@@ -285,8 +282,6 @@ def decode(codec: int, head: bytes, buffers: list[Any], system: Any) -> Any:
         PulsingError: The codec is none that Python values travel in.
     """
     if codec == PICKLE:
-        from pulsing.core._pickle import loads
-
         return loads(head, buffers, system)
     if codec == RAW:
         body = bytes(buffers[0]) if buffers else b""

@@ -9,6 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
 use super::handshake::{self, Lane, Trust};
+use super::lane::Outlet;
 use super::link::LinkConfig;
 use super::transport::Stream;
 use crate::cluster::Identity;
@@ -72,6 +73,20 @@ impl AsyncWrite for Conn {
 }
 
 impl Conn {
+    /// Splits for a reader task and the writing side of the lane of small frames.
+    pub fn lane(self) -> (Reading, Outlet) {
+        match self {
+            Self::Plain(Stream::Tcp(stream)) => {
+                let (reading, writing) = stream.into_split();
+                (Box::new(reading), Outlet::Socket(writing))
+            }
+            other => {
+                let (reading, writing) = other.halves();
+                (reading, Outlet::Stream(writing))
+            }
+        }
+    }
+
     /// Splits for a reader and a writer task.
     pub fn halves(self) -> (Reading, Writing) {
         match self {

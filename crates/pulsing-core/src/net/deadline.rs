@@ -23,6 +23,8 @@ struct Shared {
 struct State {
     closed: bool,
     next: u64,
+    /// When the task looks again by itself; `None`: it waits to be told.
+    armed: Option<Instant>,
     pending: BTreeMap<DeadlineKey, Action>,
 }
 
@@ -38,10 +40,15 @@ impl Deadlines {
         let mut state = self.0.state.lock();
         state.next += 1;
         let key = (at, state.next);
-        let first = state.pending.first_key_value().is_none_or(|(k, _)| key < *k);
         state.pending.insert(key, Box::new(action));
+        // Most deadlines are removed long before they are due. The task is not woken for the first of an empty table, nor
+        // to forget one: it looks when the earliest it has heard of would be due, in vain at times.
+        let earlier = state.armed.is_none_or(|armed| at < armed);
+        if earlier {
+            state.armed = Some(at);
+        }
         drop(state);
-        if first {
+        if earlier {
             self.0.earlier.notify_one();
         }
         key
@@ -71,7 +78,8 @@ async fn run(shared: Weak<Shared>) {
             }
             let later = state.pending.split_off(&(now, u64::MAX));
             let due = std::mem::replace(&mut state.pending, later);
-            (due, state.pending.first_key_value().map(|(k, _)| k.0))
+            state.armed = state.pending.first_key_value().map(|(k, _)| k.0);
+            (due, state.armed)
         };
         for action in due.into_values() {
             action();
@@ -111,5 +119,36 @@ mod tests {
             got.push(rx.recv().await.unwrap());
         }
         assert_eq!(got, [10, 20, 40]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_task_is_told_of_an_earlier_deadline_only_and_misses_none() {
+        let deadlines = Deadlines::start();
+        let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+        let began = Instant::now();
+        let after = |ms: u64| {
+            let tx = tx.clone();
+            deadlines
+                .insert(began + Duration::from_millis(ms), move || tx.send((ms, began.elapsed().as_millis())).unwrap())
+        };
+        let looks_at = || deadlines.0.state.lock().armed.map(|at| (at - began).as_millis());
+        // Calls that come and go, one at a time, leave the task alone.
+        for ms in [100, 110, 120] {
+            let key = after(ms);
+            assert_eq!(looks_at(), Some(100));
+            deadlines.remove(key);
+        }
+        // Later than what it looks at, and found when it does.
+        after(300);
+        assert_eq!(looks_at(), Some(100));
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        assert_eq!(looks_at(), Some(300));
+        after(200);
+        assert_eq!(looks_at(), Some(200));
+        assert_eq!(rx.recv().await.unwrap(), (200, 200));
+        assert_eq!(rx.recv().await.unwrap(), (300, 300));
+        assert_eq!(looks_at(), None);
+        after(400);
+        assert_eq!(rx.recv().await.unwrap(), (400, 400));
     }
 }

@@ -219,8 +219,7 @@ impl Link {
         };
         drop(old);
         let under_way = self.tells.close(error);
-        // Who shuts its own node down knows what it told last.
-        if under_way > 0 && *error != Error::ShutDown {
+        if under_way > 0 {
             tracing::warn!(peer = %self.peer.addr, %error, "up to {under_way} messages sent by tell may be lost");
         }
         // In the order they were made, so that a failure runs its course in one way.
@@ -255,7 +254,7 @@ impl Link {
             });
             return LinkEnd::Refused;
         }
-        let (small_in, small_out) = small.halves();
+        let (small_in, small_out) = small.lane();
         let (bulk_in, bulk_out) = bulk.halves();
         let (outbox, queues) = Outbox::new();
         let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));

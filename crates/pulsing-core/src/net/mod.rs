@@ -12,9 +12,11 @@
 pub(crate) mod conn;
 pub(crate) mod control;
 pub(crate) mod deadline;
+pub mod direct;
 pub(crate) mod handshake;
 mod inbound;
 mod landing;
+mod lane;
 pub(crate) mod link;
 pub(crate) mod listener;
 #[cfg(feature = "testing")]

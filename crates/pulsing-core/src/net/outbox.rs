@@ -10,12 +10,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
+use super::lane::{self, Frame, Outlet};
 use super::wire::{Kind, RefHeader, encode};
 use crate::id::ActorId;
 use crate::observe::Metrics;
@@ -25,7 +26,6 @@ use crate::payload::Payload;
 pub const SMALL: usize = 64 << 10;
 /// Larger ones in pieces of this many bytes, one piece of each message in turn.
 const CHUNK: usize = 256 << 10;
-const BATCH: usize = 64;
 
 /// What must stay in order among itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,11 +34,6 @@ pub enum Key {
     Pair(Option<ActorId>, ActorId),
     /// Reply events of one call.
     Call(u64),
-}
-
-struct Frame {
-    head: Bytes,
-    body: Option<Payload>,
 }
 
 struct BulkMessage {
@@ -74,14 +69,14 @@ struct Order {
 
 /// The sending side of a link; dropping it ends its writers once they have sent what is queued.
 pub struct Outbox {
-    small: mpsc::UnboundedSender<Frame>,
+    small: lane::Sender,
     bulk: mpsc::UnboundedSender<Bulk>,
     order: Arc<Mutex<Order>>,
 }
 
 /// The queue ends that the two writer tasks drain.
 pub struct Queues {
-    small: mpsc::UnboundedReceiver<Frame>,
+    small: lane::Receiver,
     bulk: mpsc::UnboundedReceiver<Bulk>,
     order: Arc<Mutex<Order>>,
 }
@@ -89,7 +84,7 @@ pub struct Queues {
 impl Outbox {
     /// An outbox and the queues to be written out.
     pub fn new() -> (Self, Queues) {
-        let (small, small_rx) = mpsc::unbounded_channel();
+        let (small, small_rx) = lane::lane();
         let (bulk, bulk_rx) = mpsc::unbounded_channel();
         let order = Arc::new(Mutex::default());
         (Self { small, bulk, order: Arc::clone(&order) }, Queues { small: small_rx, bulk: bulk_rx, order })
@@ -111,7 +106,7 @@ impl Outbox {
         if total <= SMALL && !order.outstanding.contains_key(&key) {
             order.small_sent += 1;
             let head = encode(kind, &header(0, 0), total);
-            let _ = self.small.send(Frame { head, body: Some(payload) });
+            self.small.send(Frame::new(head, payload));
             return;
         }
         order.next += 1;
@@ -132,7 +127,7 @@ impl Outbox {
             let _ = self.bulk.send(Bulk::Message(BulkMessage::bare(key, head)));
         } else {
             order.small_sent += 1;
-            let _ = self.small.send(Frame { head, body: None });
+            self.small.send(Frame::bare(head));
         }
     }
 
@@ -151,12 +146,12 @@ impl Outbox {
         if order.outstanding.contains_key(&key) {
             let _ = self.bulk.send(Bulk::Message(BulkMessage::bare(key, frame.clone())));
         }
-        let _ = self.small.send(Frame { head: frame, body: None });
+        self.small.send(Frame::bare(frame));
     }
 
     /// Sends a frame without a body at once: credit and receipts are ordered with nothing.
     pub fn send_now(&self, kind: Kind, header: &impl Message) {
-        let _ = self.small.send(Frame { head: encode(kind, header, 0), body: None });
+        self.small.send(Frame::bare(encode(kind, header, 0)));
     }
 
     /// Large messages of `call` go no further.
@@ -188,57 +183,17 @@ impl Order {
 
 impl Queues {
     /// Splits into the small and the bulk writer, each a future that ends with its queue or its connection.
-    pub fn writers<S, B>(
+    pub fn writers<B>(
         self,
-        small: S,
+        small: Outlet,
         bulk: B,
         metrics: Arc<Metrics>,
     ) -> (impl Future<Output = std::io::Result<()>>, impl Future<Output = std::io::Result<()>>)
     where
-        S: AsyncWrite + Unpin + Send,
         B: AsyncWrite + Unpin + Send,
     {
-        (write_small(small, self.small, Arc::clone(&metrics)), write_bulk(bulk, self.bulk, self.order, metrics))
+        (self.small.write_to(small, Arc::clone(&metrics)), write_bulk(bulk, self.bulk, self.order, metrics))
     }
-}
-
-async fn write_small(
-    mut io: impl AsyncWrite + Unpin,
-    mut queue: mpsc::UnboundedReceiver<Frame>,
-    metrics: Arc<Metrics>,
-) -> std::io::Result<()> {
-    let mut batch = Vec::with_capacity(BATCH);
-    let mut out = BytesMut::with_capacity(SMALL);
-    while queue.recv_many(&mut batch, BATCH).await > 0 {
-        for Frame { head, body } in batch.drain(..) {
-            out.extend_from_slice(&head);
-            if let Some(Payload { head, buffers, .. }) = body {
-                out.extend_from_slice(&head);
-                for buffer in buffers {
-                    out.extend_from_slice(&buffer);
-                }
-            }
-            if out.len() >= SMALL {
-                flush(&mut io, &mut out, &metrics).await?;
-            }
-        }
-        flush(&mut io, &mut out, &metrics).await?;
-    }
-    io.shutdown().await
-}
-
-async fn flush(io: &mut (impl AsyncWrite + Unpin), out: &mut BytesMut, metrics: &Metrics) -> std::io::Result<()> {
-    if !out.is_empty() {
-        io.write_all(out).await?;
-        io.flush().await?;
-        metrics.bytes_out.add(out.len() as u64);
-        out.clear();
-        // A burst must not pin its memory for the life of the link.
-        if out.capacity() > 16 * SMALL {
-            *out = BytesMut::with_capacity(SMALL);
-        }
-    }
-    Ok(())
 }
 
 async fn write_bulk(

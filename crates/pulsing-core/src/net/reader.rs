@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 const READ_CHUNK: usize = 64 << 10;
 /// The same of the bulk lane: enough for a frame's head. What is read ahead of a large body is copied to its place.
 const READ_HEAD: usize = 512;
+/// A block that has this much room left is read into, in bytes.
+const READ_REST: usize = 4 << 10;
 
 /// A frame's kind and header; its body follows on the reader.
 pub struct Head {
@@ -133,7 +135,12 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Reads something: `want` bytes or what may be read ahead, at most.
     async fn fill(&mut self, want: usize) -> Result<bool> {
         let most = self.ahead.max(want.min(READ_CHUNK));
-        self.buffer.reserve(most);
+        let want = want.min(most);
+        // What is left of the last block serves for a frame that comes alone; a block for each would cost more than it.
+        if self.buffer.capacity() - self.buffer.len() < want.max(most.min(READ_REST)) {
+            self.buffer.reserve(most);
+        }
+        let most = most.min(self.buffer.capacity() - self.buffer.len());
         let n = (&mut self.io).take(most as u64).read_buf(&mut self.buffer).await.map_err(lost)?;
         self.read += n as u64;
         Ok(n > 0)

@@ -142,7 +142,7 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
     config.closing.open.fetch_add(1, Ordering::AcqRel);
     let mut closing = config.closing.closing.subscribe();
     let guard = CloseOnDrop(Arc::clone(&session), config.closing);
-    let (small_in, small_out) = small.halves();
+    let (small_in, small_out) = small.lane();
     let (bulk_in, bulk_out) = bulk.halves();
     let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));
     let role: Arc<dyn Role> = Arc::clone(&session) as Arc<dyn Role>;
@@ -156,7 +156,6 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
         done = read_small => done.err().map(|e| e.to_string()),
         done = read_bulk => done.err().map(|e| e.to_string()),
         () = async { drop(closing.wait_for(|closing| *closing).await) } => {
-            session.send_all_accepted();
             // The writers end with what is queued.
             session.outbox.lock().take();
             writing.await.err().map(|e| e.to_string())
@@ -259,16 +258,12 @@ impl Session {
             self.deadlines.insert(Instant::now() + ACCEPTED_AFTER, move || {
                 if let Some(session) = session.upgrade() {
                     session.telling.store(false, Ordering::Release);
-                    session.send_all_accepted();
+                    let accepted = std::mem::take(&mut *session.accepted.lock());
+                    for (actor, count) in accepted {
+                        session.send_accepted(actor, count, false);
+                    }
                 }
             });
-        }
-    }
-
-    fn send_all_accepted(&self) {
-        let accepted = std::mem::take(&mut *self.accepted.lock());
-        for (actor, count) in accepted {
-            self.send_accepted(actor, count, false);
         }
     }
 
