@@ -17,6 +17,8 @@ from pulsing.core import (
     ActorSystem,
     Ended,
     Message,
+    NameChange,
+    NameWatch,
     NodeId,
     PythonActorService,
     StreamMessage,
@@ -45,6 +47,7 @@ from pulsing.core import (
     unlink,
     unmount,
     watch,
+    watch_name,
 )
 from pulsing.core._service import PYTHON_ACTOR_SERVICE_NAME
 from pulsing.exceptions import (
@@ -81,8 +84,10 @@ __all__ = [
     "JoinError",
     "MailboxFull",
     "Message",
+    "NameChange",
     "NameNotFoundError",
     "NameTakenError",
+    "NameWatch",
     "NodeId",
     "PulsingActorError",
     "PulsingBusinessError",
@@ -120,4 +125,5 @@ __all__ = [
     "unlink",
     "unmount",
     "watch",
+    "watch_name",
 ]

@@ -199,6 +199,7 @@ class System:
         token: int,
         *,
         addr: str | None,
+        advertise: str | None,
         seeds: list[str],
         cluster: str,
         passphrase: str | None,
@@ -227,6 +228,10 @@ class System:
     @property
     def addr(self) -> str:
         """Address that others reach it at, ``ip:port``."""
+
+    @property
+    def bound(self) -> str:
+        """Address it listens on, ``ip:port``; other than `addr` for a wildcard, or where another one is advertised."""
 
     def register(
         self,
@@ -314,6 +319,16 @@ class System:
 
     def names(self) -> dict[str, list[dict[str, Any]]]:
         """Every published instance by name."""
+
+    def watch_name(self, name: str) -> NameWatchHandle:
+        """The instances of `name` as they come, change and go.
+
+        Raises:
+            CoreError: invalid_name.
+        """
+
+    def published(self, actor: bytes) -> dict[str, Any] | None:
+        """The published instance that is this actor, as `instances` has it."""
 
     def name_of(self, actor: bytes) -> str | None:
         """The published name of an actor, wherever in the cluster it lives."""
@@ -492,6 +507,20 @@ class WatchHandle:
     def cancel(self) -> None:
         """Ends the watch. Idempotent."""
 
+@final
+class NameWatchHandle:
+    """A watch of one name. Dropped, it ends."""
+
+    def next(self, bridge: Bridge, token: int) -> None:
+        """Reports ``[(kind, instance), ...]`` to `token` once something changed: "added", "updated" or "removed".
+
+        Raises:
+            ValueError: The watch is closed.
+        """
+
+    def close(self) -> None:
+        """Ends the watch; a wait under way ends with an error. Idempotent."""
+
 def runtime_started() -> bool:
     """True in the process that started the runtime's threads, until they are stopped."""
 
@@ -522,6 +551,17 @@ def observe_get(
 
     Raises:
         ValueError: A timeout that is no positive number, or an empty passphrase.
+    """
+
+def seed_places(seed: str, *, read: bool = True) -> list[str]:
+    """The ``host:port``s that a seed stands for: itself, the DNS name of a service, or the lines of a file.
+
+    Args:
+        seed: ``host:port``, ``k8s://service.namespace:port`` or ``file:///path``.
+        read: Whether a file is read; without, it stands for nothing.
+
+    Raises:
+        ValueError: What can be no seed, or a file that cannot be read or has no seed in it; says which and why.
     """
 
 @final

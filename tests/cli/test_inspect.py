@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import pathlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -99,6 +100,19 @@ def test_cluster(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:
     assert nodes[1].addr in done.out
     listing = json.loads(pulsing("inspect", "cluster", "--seeds", nodes[0].addr, "--json-output").out)
     assert [member["state"] for member in listing] == ["alive", "alive", "left"]
+
+
+def test_m6_seeds_are_read_as_nodes_read_them(
+    pulsing: Pulsing, nodes: tuple[Node, Node], tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "seeds"
+    file.write_text(f"{nodes[0].addr} # the first\n")
+    assert "3 nodes" in pulsing("inspect", "cluster", "--seeds", f"127.0.0.1:1,file://{file}").out
+    for seed, words in [("srv://x:1", "srv:// is no kind of seed"), (f"file://{file}.not", "cannot be opened")]:
+        done = pulsing("inspect", "cluster", "--seeds", seed)
+        assert (done.code, done.out) == (2, "")
+        assert f'--seeds: "{seed}"' in done.err
+        assert words in done.err
 
 
 def test_actors_of_one_node(pulsing: Pulsing, nodes: tuple[Node, Node]) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from runtime_util import eventually, local_system, run
 
 SIZE = 50_000_000
+HUGE = 2_300_000_000
+"""More than a signed number of 32 bits can say."""
 
 NODE = """
 import asyncio, sys
@@ -23,6 +25,8 @@ from pulsing.core import run_until_signal
 class Store:
     def same(self, value):
         return value
+    def tail(self, value):
+        return len(value), bytes(value[-3:])
     async def hold(self, value):
         await asyncio.sleep(600)
     def memory(self):
@@ -74,6 +78,18 @@ def test_r2_small_calls_pass_large_transfers_of_other_pairs() -> None:
                 held.cancel()
 
     run(main())
+
+
+def test_more_than_two_gigabytes_arrive_whole() -> None:
+    async def main() -> None:
+        async with local_system() as system:
+            with store(system.addr):
+                bulk = await system.resolve("bulk-0", timeout=30)
+                block = bytearray(HUGE)
+                block[-3:] = b"end"
+                assert await bulk.options(timeout=None).tail(block) == (HUGE, b"end")
+
+    run(main(), limit=300.0)
 
 
 def test_memory_returns_after_large_transfers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import pytest
@@ -11,7 +12,7 @@ from runtime_util import cluster, eventually, run
 import pulsing as pul
 from pulsing.core import ActorProxy
 from pulsing.core._inbound import Inlet
-from pulsing.exceptions import ActorNotFoundError, ActorStoppedError, ConfigError, NameTakenError
+from pulsing.exceptions import ActorNotFoundError, ActorStoppedError, ConfigError, NameNotFoundError, NameTakenError
 
 
 @pul.remote
@@ -71,6 +72,49 @@ def test_r10_get_or_create_by_many_ends_at_one_actor() -> None:
             )
             answers = {await (await Leader.resolve("shared", system=system)).who() for system in systems}
             assert len(answers) == 1
+
+    run(main())
+
+
+def test_r10_get_or_create_in_a_loop_never_ends_at_a_dead_actor() -> None:
+    async def get_or_create(system: pul.ActorSystem) -> ActorProxy:
+        while True:
+            try:
+                return await Leader.spawn(system=system, name="shared", unique=True)
+            except NameTakenError:
+                # Who refuses a name knows its holder, until that is stopped by another of these loops.
+                with contextlib.suppress(NameNotFoundError):
+                    return await Leader.resolve("shared", system=system)
+
+    async def use(system: pul.ActorSystem, rounds: int) -> int:
+        answered = 0
+        while answered < rounds:
+            one = await get_or_create(system)
+            try:
+                await one.who()
+            except (ActorNotFoundError, ActorStoppedError):
+                # Stopped meanwhile by another loop. What it was is not found again.
+                again = await get_or_create(system)
+                assert again.actor_id != one.actor_id
+                continue
+            answered += 1
+            await system.stop(one)
+        return answered
+
+    async def main() -> None:
+        async with cluster(2) as (a, b):
+            # Alone, nothing is ever stale: a stopped holder is not found, and its name is free at once.
+            for _ in range(50):
+                one = await get_or_create(a)
+                assert (await Leader.resolve("shared", system=a)).actor_id == one.actor_id
+                await one.who()
+                await a.stop(one)
+                with pytest.raises(NameNotFoundError):
+                    await Leader.resolve("shared", system=a)
+                with pytest.raises((ActorNotFoundError, ActorStoppedError)):
+                    await one.who()
+            async with asyncio.timeout(30):
+                assert await asyncio.gather(use(a, 20), use(a, 20), use(b, 20)) == [20, 20, 20]
 
     run(main())
 

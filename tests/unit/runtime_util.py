@@ -24,11 +24,11 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 """As the fixture `run` is, which runs a test's coroutine on either kind of loop."""
 
 
-def run(work: Coroutine[Any, Any, Any], kind: str = "asyncio") -> Any:
-    """Runs a test's coroutine on a loop of this kind; a hang is a failure, not a stuck run."""
+def run(work: Coroutine[Any, Any, Any], kind: str = "asyncio", limit: float = LIMIT) -> Any:
+    """Runs a test's coroutine on a loop of this kind; a hang is a failure after `limit` seconds, not a stuck run."""
 
     async def limited() -> Any:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(limit):
             return await work
 
     with asyncio.Runner(loop_factory=LOOPS[kind]) as runner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -319,6 +320,43 @@ def test_async_methods_interleave_and_serial_ones_do_not() -> None:
             assert max(await asyncio.gather(*(serial.visit() for _ in range(10)))) == 1
             bounded = ActorProxy(await system.spawn(Base, max_concurrency=3))
             assert max(await asyncio.gather(*(bounded.visit() for _ in range(10)))) == 3
+
+    run(main())
+
+
+def test_r5_a_wait_that_only_a_message_behind_it_could_end_fails_naming_both_calls() -> None:
+    class Base:
+        def __init__(self) -> None:
+            self.opened = asyncio.Event()
+
+        async def hold(self) -> str:
+            await self.opened.wait()
+            return "held"
+
+        async def release(self) -> None:
+            self.opened.set()
+
+    @pul.remote
+    class Free(Base): ...
+
+    @pul.remote
+    @pul.serial
+    class Serial(Base): ...
+
+    async def main() -> None:
+        async with cluster(2) as (here, there):
+            free = await Free.spawn(system=here)
+            assert await asyncio.gather(free.hold(), free.release()) == ["held", None]
+            near = await Serial.spawn(system=here, name="door")
+            far = await Serial.resolve("door", system=there, timeout=5)
+            behind = r"door.release, waiting for door.hold to return"
+            for door, text in ((near, behind), (far, r"door.release \(actor")):
+                calls = door.options(timeout=0.2).hold(), door.options(timeout=0.1).release()
+                ended = await asyncio.gather(*calls, return_exceptions=True)
+                for error, words in zip(ended, (r"door\.hold", text), strict=True):
+                    assert isinstance(error, PulsingTimeoutError), ended
+                    assert re.search(words, str(error)), ended
+                    assert error.state_changed == "maybe"
 
     run(main())
 

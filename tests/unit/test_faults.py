@@ -154,6 +154,33 @@ async def test_r1_a_kill_with_100_asks_in_flight_fails_all_of_them(net: Network)
 
 
 @simulate(seeds=3)
+async def test_r1_a_call_after_a_long_silence_is_answered_or_fails(net: Network) -> None:
+    net.faults(delay=(0.001, 0.005))
+    a, _, _, desk = await _pair(net)
+    await net.sleep(400)
+    assert await desk.double(1) == 2
+    # While nothing was said, the other side was lost and nobody could tell: this side's connections are half open.
+    net.partition({"a"}, {"b"})
+    await net.kill("b")
+    net.heal()
+    began = net.now
+    with pytest.raises(LOST):
+        await desk.double(1)
+    assert net.now - began < 10
+    b = await net.system("b", seeds=["a"])
+    await b.spawn(Desk(), name="desk", public=True)
+    await net.until(lambda: [i["node_id"] for i in a.core.instances("desk")] == [str(b.node_id)], within=5)
+    again = await a.resolve("desk")
+    assert await again.double(2) == 4
+    # A silence that nobody ends costs the call its deadline, and no more.
+    net.partition({"a"}, {"b"})
+    began = net.now
+    with pytest.raises((PulsingTimeoutError, *LOST)):
+        await again.double(1)
+    assert net.now - began <= 30.0 + GRAIN
+
+
+@simulate(seeds=3)
 async def test_m4_a_process_that_restarts_replaces_its_old_self_at_once(net: Network) -> None:
     net.faults(delay=(0.001, 0.005))
     a, b, _, _ = await _pair(net)

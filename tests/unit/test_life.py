@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from runtime_util import eventually, local_system, run
+from runtime_util import cluster, eventually, local_system, run
 
 import pulsing as pul
 from pulsing.exceptions import (
@@ -54,6 +54,29 @@ def test_a_full_mailbox_makes_callers_wait_or_raises_with_no_wait() -> None:
             await told
             assert await asyncio.gather(*asks, late) == list(range(18))
             await eventually("the tell is handled", lambda: gate.seen == list(range(19)))
+
+    run(main())
+
+
+def test_r3_the_bound_is_the_mailbox_s_whoever_fills_it() -> None:
+    class Caller:
+        async def send(self, ref: pul.ActorRef) -> Any:
+            return await ref.ask("one", no_wait=True)
+
+    async def main() -> None:
+        async with cluster(2) as (here, there):
+            gate = Gate()
+            ref = await here.spawn(gate, name="gate", mailbox=16)
+            far = (await there.resolve("gate", timeout=5)).ref
+            callers = [(await system.spawn(Caller())).as_any() for system in (here, there) for _ in range(20)]
+            refs = [ref] * 20 + [far] * 20
+            asks = [asyncio.create_task(one.send(to)) for one, to in zip(callers, refs, strict=True)]
+            # Each has one message out: no bound of its own would refuse any.
+            await eventually("the rest is refused", lambda: sum(ask.done() for ask in asks) == 23)
+            assert all(isinstance(ask.exception(), MailboxFull) for ask in asks if ask.done())
+            gate.open.set()
+            ended = await asyncio.gather(*asks, return_exceptions=True)
+            assert ended.count("one") == 17
 
     run(main())
 

@@ -66,6 +66,64 @@ async def use(shared: Any, who: Any) -> None:
         await abandoned
 
 
+@pul.remote
+class Tools:
+    """Makes what belongs to a loop where users make it: in the constructor."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.items: asyncio.Queue[int] = asyncio.Queue(1)
+        self.turn = asyncio.Semaphore(1)
+        self.lock = asyncio.Lock()
+        self.ready = asyncio.Event()
+        self.answer = self.loop.create_future()
+        self.timer = self.loop.call_later(0.01, self.answer.set_result, "on time")
+
+    async def put(self, item: int) -> None:
+        async with self.lock, self.turn:
+            self.ready.set()
+            await self.items.put(item)
+
+    async def take(self) -> list[Any]:
+        await self.ready.wait()
+        assert asyncio.get_running_loop() is self.loop
+        return [await self.items.get(), await self.items.get(), await self.answer]
+
+    @pul.blocking
+    def from_a_thread(self) -> int:
+        return asyncio.run_coroutine_threadsafe(self.items.get(), self.loop).result(5)
+
+    def crash(self) -> None:
+        raise RuntimeError("again")
+
+
+def test_what_a_constructor_makes_for_its_loop_works_in_every_method(run: Run) -> None:
+    async def use_it(tools: Any, again: int) -> None:
+        for _ in range(again):
+            took = asyncio.create_task(tools.take())
+            await asyncio.gather(tools.put(1), tools.put(2))
+            assert await took == [1, 2, "on time"]
+            with pytest.raises(RuntimeError, match="again"):
+                await tools.crash()
+        threaded = asyncio.create_task(tools.from_a_thread())
+        await tools.put(3)
+        assert await threaded == 3
+
+    async def main() -> None:
+        async with local_system() as system, local_system(seeds=[system.addr]) as other:
+            near = await Tools.spawn(system=system)
+            await use_it(near, 1)
+            # Made again after a failure, and for another node: on the loop of its node all the same.
+            supervised = await system.spawn(Tools, restart_policy="on_failure", min_backoff=0.001, max_restarts=9)
+            await use_it(supervised.as_any(), 3)
+            await use_it(await Tools.spawn(system=other, placement=system.node_id), 1)
+            # From another loop, too.
+            guest = await Tools.spawn(system=system)
+            await asyncio.to_thread(runtime_util.run, use_it(guest, 1), "asyncio")
+
+    run(main())
+
+
 def test_r2_several_loops_in_threads_of_their_own_call_one_actor(run: Run) -> None:
     async def main() -> None:
         async with local_system() as system:

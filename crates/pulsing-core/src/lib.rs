@@ -34,6 +34,6 @@ pub use net::transport::Transport;
 pub use payload::{Codec, Payload};
 pub use stream::{Credit, ItemStream, StreamSink};
 pub use system::{
-    ActorSpec, Displaced, Ending, Endpoint, Instance, Member, MemberState, Reason, Security, System, SystemConfig,
-    Target, Terminated, Watch, WatchGuard,
+    ActorSpec, Displaced, Ending, Endpoint, Instance, Member, MemberState, NameChange, NameWatch, Reason, Security,
+    Seed, System, SystemConfig, Target, Terminated, Watch, WatchGuard,
 };

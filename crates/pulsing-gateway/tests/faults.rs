@@ -200,7 +200,7 @@ async fn a_worker_that_is_not_ready_passes_the_request_on() {
 }
 
 fn cluster_has(cluster: &FakeCluster, count: usize) -> bool {
-    pulsing_gateway::Cluster::instances(cluster, "worker").len() == count
+    cluster.count("worker") == count
 }
 
 #[tokio::test]

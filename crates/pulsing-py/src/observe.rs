@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pulsing_core::net::tls::{ClusterTls, Passphrase};
-use pulsing_core::observe;
+use pulsing_core::{Seed, observe};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -61,4 +61,18 @@ pub(crate) fn observe_get(
     // A resolver thread may still wait for a dead DNS server; the answer is here.
     runtime.shutdown_background();
     answers.map(|answers| answers.into_iter().map(flat).collect())
+}
+
+/// The `host:port`s that a seed stands for; a file is read if `read`, else it stands for nothing.
+///
+/// # Errors
+/// `ValueError` for what can be no seed, or a file that cannot be read or names no node.
+#[pyfunction]
+#[pyo3(signature = (seed, *, read = true))]
+pub(crate) fn seed_places(py: Python<'_>, seed: &str, read: bool) -> PyResult<Vec<String>> {
+    let places = py.detach(|| {
+        let seed = Seed::parse(seed)?;
+        if read || !seed.is_file() { seed.places() } else { Ok(Vec::new()) }
+    });
+    places.map_err(|error| PyValueError::new_err(error.to_string()))
 }

@@ -22,7 +22,7 @@ use crate::inbound::QueueEndpoint;
 use crate::payload::{self, Owner};
 use crate::queue::{Build, Event, Queue};
 use crate::testing::TestHost;
-use crate::watching::{self, WatchHandle};
+use crate::watching::{self, NameWatchHandle, WatchHandle};
 use crate::{convert, errors, runtime};
 
 /// A running node.
@@ -103,12 +103,13 @@ fn seconds(what: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
 #[pymethods]
 impl System {
     #[staticmethod]
-    #[pyo3(signature = (bridge, token, *, addr, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, stream_idle, preset = None, host = None))]
+    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, stream_idle, preset = None, host = None))]
     fn start(
         py: Python<'_>,
         bridge: &Bridge,
         token: u64,
         addr: Option<String>,
+        advertise: Option<String>,
         seeds: Vec<String>,
         cluster: String,
         passphrase: Option<String>,
@@ -132,6 +133,7 @@ impl System {
         };
         let mut config = SystemConfig {
             addr,
+            advertise,
             seeds,
             cluster,
             security,
@@ -167,6 +169,10 @@ impl System {
     #[getter]
     fn addr(&self) -> String {
         self.core.addr().to_string()
+    }
+    #[getter]
+    fn bound(&self) -> String {
+        self.core.bound().to_string()
     }
     #[pyo3(signature = (bridge, key, actor, *, name, public, class_name, metadata, internal, unique))]
     fn register(
@@ -273,6 +279,17 @@ impl System {
             dict.set_item(name, dicts)?;
         }
         Ok(dict)
+    }
+    /// The instances of `name` as they come, change and go.
+    fn watch_name(&self, py: Python<'_>, name: &str) -> PyResult<NameWatchHandle> {
+        runtime::check_fork()?;
+        let watch = self.core.watch_name(name).map_err(|error| errors::raise(py, &error))?;
+        Ok(NameWatchHandle::new(watch, self.runtime.clone()))
+    }
+    /// The published instance that is this actor, or None.
+    fn published<'py>(&self, py: Python<'py>, actor: &[u8]) -> PyResult<Option<Bound<'py, PyDict>>> {
+        runtime::check_fork()?;
+        self.core.published(actor_id(actor)?).map(|one| convert::instance(py, &one)).transpose()
     }
     fn name_of(&self, actor: &[u8]) -> PyResult<Option<String>> {
         runtime::check_fork()?;

@@ -4,12 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pulsing_core::{Ending, Error, Reason, Terminated, WatchGuard};
+use pulsing_core::{Ending, Error, NameChange, NameWatch, Reason, Terminated, WatchGuard};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
+use crate::bridge::Bridge;
 use crate::queue::{Build, Event, Queue};
-use crate::runtime;
+use crate::system::report;
+use crate::{convert, runtime};
 
 /// Reports the end of a watched actor to `token` as `(reason, error)`.
 pub(crate) fn hook(queue: Arc<Queue>, token: u64) -> impl FnOnce(Result<Terminated, Error>) + Send + 'static {
@@ -44,11 +49,11 @@ pub(crate) fn ending(how: &str, grace: Option<Duration>, error: String) -> PyRes
 #[pyclass(frozen, module = "pulsing._core")]
 pub(crate) struct WatchHandle {
     guard: Mutex<Option<WatchGuard>>,
-    runtime: tokio::runtime::Handle,
+    runtime: Handle,
 }
 
 impl WatchHandle {
-    pub(crate) fn new(guard: WatchGuard, runtime: tokio::runtime::Handle) -> Self {
+    pub(crate) fn new(guard: WatchGuard, runtime: Handle) -> Self {
         Self { guard: Mutex::new(Some(guard)), runtime }
     }
 }
@@ -75,6 +80,77 @@ impl WatchHandle {
         let _entered = self.runtime.enter();
         let guard = self.guard.lock().take();
         drop(guard);
+        Ok(())
+    }
+}
+
+/// A watch of one name. Dropped, it ends.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct NameWatchHandle {
+    watch: Mutex<Option<Shared>>,
+    /// The wait under way, which owns a share of the watch.
+    wait: Mutex<Option<AbortHandle>>,
+    runtime: Handle,
+}
+
+type Shared = Arc<tokio::sync::Mutex<NameWatch>>;
+
+impl NameWatchHandle {
+    pub(crate) fn new(watch: NameWatch, runtime: Handle) -> Self {
+        Self { watch: Mutex::new(Some(Arc::new(tokio::sync::Mutex::new(watch)))), wait: Mutex::default(), runtime }
+    }
+}
+
+impl Drop for NameWatchHandle {
+    fn drop(&mut self) {
+        let watch = self.watch.lock().take();
+        if runtime::check_fork().is_err() {
+            // The node's locks may be held for ever in a forked child.
+            std::mem::forget(watch);
+            return;
+        }
+        if let Some(wait) = self.wait.lock().take() {
+            wait.abort();
+        }
+    }
+}
+
+#[pymethods]
+impl NameWatchHandle {
+    /// Completes with what changed, once something has: `[(kind, instance), ...]`. One wait at a time.
+    fn next(&self, bridge: &Bridge, token: u64) -> PyResult<()> {
+        runtime::check_fork()?;
+        let Some(watch) = self.watch.lock().clone() else {
+            return Err(PyValueError::new_err("this watch of a name is closed"));
+        };
+        let wait = report(&self.runtime, bridge.queue(), token, async move {
+            let mut watch = watch.lock().await;
+            watch.changed().await?;
+            let changes = watch.take();
+            let build: Build = Box::new(move |py| {
+                let told = changes.iter().map(|change| {
+                    let kind = match change {
+                        NameChange::Added(_) => "added",
+                        NameChange::Updated(_) => "updated",
+                        NameChange::Removed(_) => "removed",
+                    };
+                    (kind, convert::instance(py, change.instance())?).into_pyobject(py)
+                });
+                Ok(PyList::new(py, told.collect::<PyResult<Vec<_>>>()?)?.into_any().unbind())
+            });
+            Ok(build)
+        });
+        *self.wait.lock() = Some(wait);
+        Ok(())
+    }
+    /// Ends the watch; a wait under way completes with an error. Idempotent.
+    fn close(&self) -> PyResult<()> {
+        runtime::check_fork()?;
+        let watch = self.watch.lock().take();
+        drop(watch);
+        if let Some(wait) = self.wait.lock().take() {
+            wait.abort();
+        }
         Ok(())
     }
 }

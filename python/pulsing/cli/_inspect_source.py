@@ -69,12 +69,22 @@ class Source:
         return answers
 
     def first(self) -> list[str]:
-        """Addresses from the command line."""
+        """Addresses from the command line.
+
+        Raises:
+            MisuseError: what can be no seed, or a file of seeds that names none.
+        """
+        from pulsing._core import seed_places
+
         text = self.endpoint or self.seeds or ""
         addrs = [with_port(part.strip()) for part in text.split(",") if part.strip()]
         if not addrs:
             raise MisuseError("whom to ask is missing: give --seeds HOST:PORT.")
-        return addrs
+        flag = "--endpoint" if self.endpoint else "--seeds"
+        try:
+            return list(dict.fromkeys(place for addr in addrs for place in seed_places(addr)))
+        except ValueError as error:
+            raise MisuseError(f"{flag}: {error}.") from None
 
     def ask(self, path: str) -> tuple[str, Any]:
         """(address, JSON) of the first node that answers.
@@ -144,6 +154,9 @@ class Source:
 
 def with_port(addr: str) -> str:
     """`addr` with port 8000 if it names none. IPv6 literals may stand with or without brackets."""
+    scheme, separator, rest = addr.partition("://")
+    if separator:
+        return f"{addr}:{DEFAULT_PORT}" if scheme == "k8s" and ":" not in rest else addr
     if addr.startswith("["):
         return addr if "]:" in addr else f"{addr}:{DEFAULT_PORT}"
     if addr.count(":") > 1:

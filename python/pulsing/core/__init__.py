@@ -18,9 +18,11 @@ from pulsing.core._global import (
     spawn,
     stop,
     unmount,
+    watch_name,
 )
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import InboundCall
+from pulsing.core._name_watch import NameChange, NameWatch
 from pulsing.core._propagate import propagate, trace, traceparent
 from pulsing.core._proxy import ActorProxy, as_any
 from pulsing.core._refs import ActorRef
@@ -65,6 +67,8 @@ __all__ = [
     "Ended",
     "InboundCall",
     "Message",
+    "NameChange",
+    "NameWatch",
     "NodeId",
     "PulsingActorError",
     "PulsingError",
@@ -112,4 +116,5 @@ __all__ = [
     "unlink",
     "unmount",
     "watch",
+    "watch_name",
 ]

@@ -113,7 +113,7 @@ async def serve(parent: Parent, config: SystemConfig, label: str, actor: ActorId
         return
     _global.adopt(system)
     system.when_ended(actor, lambda: stop(_GRACE))
-    parent.tell("joined", (system.node_id.raw, system.addr))
+    parent.tell("joined", (system.node_id.raw, system.core.bound))
     grace = await told
     parent.tell("ended")
     await system.shutdown(grace)

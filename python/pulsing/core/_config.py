@@ -24,7 +24,10 @@ class SystemConfig:
 
     Args:
         addr: ``host:port`` to listen on; None: a free port on the interface that reaches the first seed.
-        seeds: ``host:port`` of nodes to join; none: this is the first node.
+        advertise: ``host:port`` where others reach this node, if not at `addr`: behind NAT, in a container. Port 0: the
+            one it listens on.
+        seeds: Nodes to join: ``host:port`` (every address of a name), ``k8s://service.namespace:port``, or ``file:///path``
+            of a file with one of those a line; none: this is the first node.
         cluster: Name of the cluster; nodes of another name are refused.
         passphrase: Secret of the cluster: mutual TLS between all who know it.
         insecure: Take plaintext peers from other hosts without proof; needed on both sides.
@@ -54,6 +57,7 @@ class SystemConfig:
     """
 
     addr: str | None = None
+    advertise: str | None = None
     seeds: tuple[str, ...] = ()
     cluster: str = "default"
     passphrase: str | None = field(default=None, repr=False)
@@ -123,6 +127,7 @@ class SystemConfig:
 class NodeSettings(TypedDict, total=False):
     """The settings that `pul.init` and `pul.actor_system` take by name; `SystemConfig` says what they mean."""
 
+    advertise: str | None
     cluster: str
     insecure: bool
     secret_file: str | None

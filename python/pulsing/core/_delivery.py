@@ -123,6 +123,8 @@ class Delivery:
         self._timer = None
         actor = self.cell.label if self.cell is not None else "an actor"
         what = f"{actor}.{self.spec.name}"
+        if self.state == WAITING and self.cell is not None:
+            what += self.cell.handlers.ahead()
         limit = self.limit or 0.0
         error = refuse_as(PulsingTimeoutError(what, round(limit * 1000)), "timeout", what, limit)
         self.cancel(error)

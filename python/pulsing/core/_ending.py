@@ -100,11 +100,8 @@ def _find(system: ActorSystem, which: Which) -> ActorRef | None:
     cell = system.cell(which)
     if cell is not None:
         return system.ref_of(cell)
-    for found in system.core.names().values():
-        for one in found:
-            if one["actor_id"] == str(which):
-                return ActorRef(system, NodeId(one["node_id"]), which, one["name"])
-    return None
+    one = system.core.published(which.raw)
+    return None if one is None else ActorRef(system, NodeId(one["node_id"]), which, one["name"])
 
 
 def only_one(system: ActorSystem, name: str) -> ActorRef | None:

@@ -12,6 +12,7 @@ from pulsing.core._config import NodeSettings, SystemConfig
 from pulsing.core._ending import Which
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._lifecycle import check_fork, start_logging
+from pulsing.core._name_watch import NameWatch
 from pulsing.core._placement import Placement
 from pulsing.core._proxy import ActorProxy
 from pulsing.core._refs import ActorRef
@@ -64,7 +65,7 @@ async def init(
 
     Args:
         addr: ``host:port`` to listen on; None: a free port on the interface that reaches the first seed.
-        seeds: ``host:port`` of nodes to join; none: this is the first node.
+        seeds: Nodes to join, as for `SystemConfig`; none: this is the first node.
         passphrase: Secret of the cluster: mutual TLS between all who know it.
         passphrase_file: File with that secret.
         head_addr: One more seed; every node can be one, so that there is no special head.
@@ -264,6 +265,11 @@ async def resolve(
 ) -> ActorProxy:
     """`ActorSystem.resolve` on the process's own system."""
     return await get_system().resolve(name, cls=cls, node_id=node_id, timeout=timeout)
+
+
+def watch_name(name: str) -> NameWatch:
+    """`ActorSystem.watch_name` on the process's own system: ``async for change in pul.watch_name("worker")``."""
+    return get_system().watch_name(name)
 
 
 def mount(instance: Any, *, name: str, public: bool = True) -> None:

@@ -59,6 +59,12 @@ class Handlers:
         """Whether no handler runs or is about to."""
         return not self.running and self._unstarted == 0
 
+    def ahead(self) -> str:
+        """What a message that has not begun waits for, as the end of a sentence about it."""
+        if self.exclusive is not None:
+            return f", waiting for {self._cell.label}.{self.exclusive.spec.name} to return"
+        return f", waiting for one of {len(self.running)} handlers to return" if self.full else ""
+
     def can_start(self, spec: MethodSpec) -> bool:
         """Whether a message for this method may run at once."""
         if len(self.running) >= self.max_concurrency:

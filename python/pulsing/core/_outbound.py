@@ -15,6 +15,7 @@ from pulsing.core._propagate import pack
 from pulsing.core._reply import PICKLE, RAW, decode
 from pulsing.core._streams import WINDOW, StreamReader
 from pulsing.core.messaging import Message
+from pulsing.exceptions import PulsingTimeoutError
 
 if TYPE_CHECKING:
     from pulsing.core._bridge import Event, LoopBridge
@@ -55,7 +56,7 @@ async def remote_ask(
     """Calls through Rust and returns the value or the stream that answers."""
     bridge = _bridge.bridge_of(asyncio.get_running_loop())
     codec, head, buffers = _envelope(op, name, args, kwargs, carried)
-    call = _Call(bridge, ref)
+    call = _Call(bridge, ref, name or "receive")
     try:
         call.handle = ref._system.core.call(
             bridge.core,
@@ -145,11 +146,12 @@ async def _sent(bridge: LoopBridge, waiting: _core.PendingTell) -> None:
 class _Call:
     """One call that is out, and the stream that may answer it."""
 
-    __slots__ = ("_bridge", "_failure", "_first", "_reader", "_ref", "_result", "future", "handle", "token")
+    __slots__ = ("_bridge", "_failure", "_first", "_method", "_reader", "_ref", "_result", "future", "handle", "token")
 
-    def __init__(self, bridge: LoopBridge, ref: ActorRef) -> None:
+    def __init__(self, bridge: LoopBridge, ref: ActorRef, method: str) -> None:
         self._bridge = bridge
         self._ref = ref
+        self._method = method
         self.future: asyncio.Future[None] = bridge.loop.create_future()
         self.handle: _core.CallHandle | None = None
         self._result: Any = None
@@ -184,6 +186,9 @@ class _Call:
             self._bridge.forget(self.token)
             failure = from_core(event[2])
             if self._reader is None:
+                if event[2][0] == "timeout":
+                    # Rust does not know the method. Which one did not answer is half of the diagnosis.
+                    failure = self._named(failure)
                 self._failure = failure
                 self._settle()
             else:
@@ -199,6 +204,14 @@ class _Call:
         elif kind == _bridge.END:
             self._bridge.forget(self.token)
             self._finish(None)
+
+    def _named(self, error: BaseException) -> BaseException:
+        if not isinstance(error, PulsingTimeoutError) or self._method in error.operation:
+            return error
+        what = f"{self._ref._label()}.{self._method} ({error.operation})"
+        named = PulsingTimeoutError(what, error.duration_ms)
+        named.state_changed = error.state_changed
+        return named
 
     def _item(self, event: Event) -> None:
         reader = self._reader() if self._reader is not None else None

@@ -183,8 +183,8 @@ class ProcessActor:
 
     async def start(self) -> ActorRef:
         """Starts the process and the actor in it; whatever goes wrong, nothing is left of either."""
-        host = self._system.addr.rpartition(":")[0]
-        ref = await self._start(f"{host}:0")
+        at = self._system.addr if self._system.config.advertise is None else self._system.core.bound
+        ref = await self._start(f"{at.rpartition(':')[0]}:0")
         self._watching = self._system.background(self._watch())
         return ref
 
@@ -331,6 +331,11 @@ def _boot(system: ActorSystem, label: str, addr: str, actor: ActorId) -> bytes:
     config = dataclasses.replace(
         system.config, addr=addr, seeds=(system.addr,), join_timeout=system.config.process_start_timeout
     )
+    if config.advertise is not None:
+        # A port of its own, and a way to the parent that needs no detour through what stands between it and others.
+        host = system.addr.rpartition(":")[0]
+        own = system.core.bound.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+        config = dataclasses.replace(config, advertise=f"{host}:0", seeds=(own,))
     uvloop = type(system.loop).__module__.split(".")[0] == "uvloop"
     return _child.frame((sys.path, sys.argv)) + _child.frame((config, label, actor, uvloop, logging_settings()))
 

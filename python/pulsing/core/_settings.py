@@ -162,7 +162,23 @@ SETTINGS: tuple[Setting, ...] = (
         "host:port",
         _text,
     ),
-    Setting("seeds", list[str], (), "host:port", "nodes to join, separated by commas; none: this is the first node"),
+    Setting(
+        "advertise",
+        str | None,
+        None,
+        "host:port",
+        "where others reach this node, if not at `addr` (NAT, containers); port 0: the one it listens on",
+        "host:port",
+        _text,
+    ),
+    Setting(
+        "seeds",
+        list[str],
+        (),
+        "host:port",
+        "nodes to join, separated by commas: `host:port`, `k8s://service.namespace:port`, `file:///path`; none: this "
+        "is the first node",
+    ),
     Setting("cluster", str, "default", "", "name of the cluster; nodes of another name are refused", "a name", _text),
     Setting(
         "passphrase_file",

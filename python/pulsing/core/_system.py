@@ -19,20 +19,20 @@ from pulsing.core._config import SystemConfig
 from pulsing.core._ending import Which, end, only_one
 from pulsing.core._errors import from_core
 from pulsing.core._ids import ActorId, NodeId
-from pulsing.core._inbound import Inlet
-from pulsing.core._life import OPEN, words
+from pulsing.core._launch import Launcher, clean_name
+from pulsing.core._life import OPEN
+from pulsing.core._name_watch import NameWatch
 from pulsing.core._placement import SERVICE_NAME, Placement, Placer
 from pulsing.core._process import Processes
 from pulsing.core._proxy import ActorProxy, method_names
 from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass
 from pulsing.core._sources import Desk
-from pulsing.core._spawn import Blueprint, Given, SpawnOptions, blueprint
+from pulsing.core._spawn import Blueprint, SpawnOptions, blueprint
 from pulsing.core._supervision import RestartPolicy
 from pulsing.exceptions import (
     ActorNotFoundError,
     ConfigError,
-    NameTakenError,
     PulsingRuntimeError,
     SystemShutDownError,
 )
@@ -60,13 +60,6 @@ def node_of(value: str | int | NodeId | None) -> NodeId | None:
     return value if value is None or isinstance(value, NodeId) else NodeId(value)
 
 
-def clean_name(name: str) -> str:
-    """The name as it is stored: verbatim, but for the prefix that old programs put before it."""
-    if not isinstance(name, str):
-        raise TypeError(f"a name is a string, not {name!r}")
-    return name.removeprefix("actors/")
-
-
 class ActorSystem:
     """One node: its actors, its view of the cluster. It belongs to the event loop it was started on.
 
@@ -91,6 +84,7 @@ class ActorSystem:
         self._cells: dict[bytes, Cell] = {}
         self._names: dict[str, Cell] = {}
         self._placer = Placer(self)
+        self._launcher = Launcher(self, bridge)
         self._ends: dict[bytes, Callable[[], None]] = {}
         self.processes = Processes(self)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -139,6 +133,7 @@ class ActorSystem:
                 bridge.core,
                 token,
                 addr=config.addr,
+                advertise=config.advertise,
                 seeds=list(config.seeds),
                 cluster=config.cluster,
                 passphrase=config.passphrase,
@@ -302,7 +297,7 @@ class ActorSystem:
             actor: Its id, when whoever asked for it has chosen one.
             internal: It is part of the runtime.
         """
-        self._check_usable()
+        self.check_usable()
         node = self._node_id if placement == "local" else await self._placer.node(placement)
         if node != self._node_id:
             from pulsing.core._service import create_there
@@ -310,41 +305,12 @@ class ActorSystem:
             return await create_there(self, node, plan, options, actor or ActorId.generate())
         if options.new_process:
             if options.name is not None:
-                options = dataclasses.replace(options, name=self._free(options.name, options.unique))
+                options = dataclasses.replace(options, name=self._launcher.free(options.name, options.unique))
             return await self.processes.spawn(plan, options, actor or ActorId.generate())
-        return await self._launch(self._cell(plan, options, actor), options.public, internal)
+        return await self._launcher.launch(plan, options, actor, internal)
 
-    def _cell(self, plan: Blueprint, options: SpawnOptions, actor: ActorId | None = None) -> Cell:
-        self._check_usable()
-        name = None if options.name is None else self._free(options.name, options.unique)
-        cell = Cell(
-            self,
-            plan.build,
-            name=name,
-            policy=options.policy.under(self.config),
-            blocking=plan.blocking,
-            mailbox=options.mailbox or self.config.mailbox,
-            max_concurrency=options.max_concurrency or self.config.max_concurrency,
-        )
-        cell.unique = options.unique
-        if actor is not None:
-            cell.id = actor
-        if name is not None:
-            self._names[name] = cell
-        return cell
-
-    def _free(self, name: str, unique: bool) -> str:
-        name = clean_name(name)
-        if name in self._names or self.processes.find(name) is not None:
-            raise NameTakenError(f"name {name!r} is already taken on this node; stop its holder or choose another name")
-        try:
-            # Before any of the user's code runs; `register` looks again.
-            self.core.check_vacant(name, unique)
-        except _core.CoreError as error:
-            raise from_core(error.args) from None
-        return name
-
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raises unless actors can be started here and now."""
         _lifecycle.check_fork()
         if self.is_shut_down:
             raise SystemShutDownError("the actor system is shut down")
@@ -353,39 +319,6 @@ class ActorSystem:
                 "this actor system belongs to another event loop: start actors from there, or start a system here with "
                 "pul.actor_system()"
             )
-
-    async def _launch(self, cell: Cell, public: bool | None, internal: bool) -> ActorRef:
-        self._cells[cell.id.raw] = cell
-        try:
-            await cell.life.start()
-            self._publish(cell, public, internal)
-            if cell.life.tools is not None:
-                await cell.life.tools.published()
-        except BaseException as error:
-            cell.state = OPEN if cell.state < OPEN else cell.state
-            cell.life.begin("fail", 0.0, words(error))
-            await cell.life.end("fail", 0.0)
-            raise
-        return self.ref_of(cell)
-
-    def _publish(self, cell: Cell, public: bool | None, internal: bool) -> None:
-        cell.public = cell.name is not None and public is not False
-        cell.internal = internal or (cell.name or "").startswith("_")
-        cell.key = self._bridge.token(Inlet(self._bridge, cell))
-        try:
-            self.core.register(
-                self._bridge.core,
-                cell.key,
-                cell.id.raw,
-                name=cell.name,
-                public=cell.public,
-                class_name=cell.class_name,
-                metadata=cell.metadata,
-                internal=cell.internal,
-                unique=cell.unique,
-            )
-        except _core.CoreError as error:
-            raise from_core(error.args) from None
 
     def mount(self, instance: Any, name: str, public: bool = True) -> None:
         """Makes any object an actor; from the system's loop without waiting for an async `on_start`, from other
@@ -399,26 +332,7 @@ class ActorSystem:
             future = asyncio.run_coroutine_threadsafe(self.spawn(instance, name=name, public=public), self.loop)
             future.result(30)
             return
-        cell = self._cell(Blueprint(Given(instance)), SpawnOptions(name, public))
-        self._cells[cell.id.raw] = cell
-        cell.life.adopt(instance)
-        try:
-            self._publish(cell, public, False)
-        except BaseException:
-            self.remove(cell)
-            raise
-
-        async def start() -> None:
-            try:
-                await cell.life.start(made=True)
-                if cell.life.tools is not None:
-                    await cell.life.tools.published()
-            except Exception as error:  # noqa: BLE001 - whatever the user's hook raises
-                _log.exception("on_start of mounted actor %s failed: it is unmounted", name)
-                cell.state = OPEN if cell.state < OPEN else cell.state
-                cell.life.begin("fail", 0.0, words(error))
-
-        self.background(start())
+        self._launcher.mount(instance, name, public)
 
     async def drain(self, name: Which) -> None:
         """Lets an actor finish the messages that wait and run, while further ones get ActorStoppedError; then ends it.
@@ -501,10 +415,9 @@ class ActorSystem:
         cell = self._cells.get(actor.raw)
         if cell is not None:
             return self.ref_of(cell)
-        for found in self.core.names().values():
-            for one in found:
-                if one["actor_id"] == str(actor):
-                    return self._ref_from(one)
+        one = self.core.published(actor.raw)
+        if one is not None:
+            return self._ref_from(one)
         from pulsing.core._service import find_there
 
         ref = await find_there(self, actor)
@@ -552,6 +465,18 @@ class ActorSystem:
         """
         return await self.resolve_named(SERVICE_NAME, node_id=node_id, timeout=1.0)
 
+    def watch_name(self, name: str) -> NameWatch:
+        """The instances of a name as they come, change and go: ``async for change in system.watch_name("worker")``.
+
+        Args:
+            name: The name. Nobody needs to serve under it yet. A private one of this node is seen here, too.
+
+        Raises:
+            InvalidNameError: Nobody could serve under it.
+            SystemShutDownError: From the loop: the system was shut down.
+        """
+        return NameWatch(self, clean_name(name))
+
     async def watch_names(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls `callback` whenever members or names may have changed; returns what ends that."""
         bridge = bridge_of(asyncio.get_running_loop())
@@ -573,6 +498,18 @@ class ActorSystem:
     def cell_of(self, raw: bytes) -> Cell | None:
         """A running actor of this node, by its raw id."""
         return self._cells.get(raw)
+
+    def named(self, name: str) -> Cell | None:
+        """The actor of this node that has, or is about to have, this name."""
+        return self._names.get(name)
+
+    def claim(self, name: str, cell: Cell) -> None:
+        """Keeps a name for an actor until that is removed."""
+        self._names[name] = cell
+
+    def enter(self, cell: Cell) -> None:
+        """Makes an actor known by its id."""
+        self._cells[cell.id.raw] = cell
 
     def cells(self) -> Sequence[Cell]:
         """The actors of this node."""

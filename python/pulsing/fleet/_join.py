@@ -83,9 +83,12 @@ class Onlooker:
 
     def _look(self, seeds: str) -> list[Any] | str:
         """Rows of the first seed that answers, or why none does."""
-        from pulsing._core import observe_get
+        from pulsing._core import observe_get, seed_places
 
-        addrs = [part.strip() for part in seeds.split(",") if part.strip()]
+        try:
+            addrs = [place for part in seeds.split(",") if part.strip() for place in seed_places(part)]
+        except ValueError as none:
+            return f"no seed says who has joined: {none}"
         reasons = []
         answers = observe_get(addrs, "/actors", _ANSWER_WITHIN, self._passphrase, self._cluster)
         for addr, (status, body, error) in zip(addrs, answers, strict=True):

@@ -2,32 +2,41 @@
 //!
 //! * Local health (M2): timers that fire late, suspicions that were wrong and suspicions about ourselves stretch our own
 //!   probe waits and suspicion times. After a pause of this process nobody is accused before a fresh round of probes.
+//! * Suspicions (M2) run shorter with each other member that cannot reach the suspect either; who hears nobody keeps its
+//!   verdicts to itself.
 //! * Hints (M3): a closed link starts a probe at once; a dial refused to two observers is a verdict.
 //! * Goodbyes: a leave goes to every member directly and is told apart from a death, also when gossip carries it.
 //! * Ways back (M4): down members are greeted for ever, a node that learns that it was declared down renews itself.
 //!
 //! foca's timer for "suspect to down" never runs here: the deadline is [`doubt`]'s, which can extend it.
 
+mod contest;
 mod doubt;
+mod event;
+mod refusal;
+mod roster;
+mod swim;
 mod view;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytes::Bytes;
-use foca::{Codec, Foca, Header, Message, NoCustomBroadcast, OwnedNotification, PostcardCodec, State, Timer};
+use foca::{Foca, NoCustomBroadcast, PostcardCodec, State, Timer};
 use rand::rngs::StdRng;
-use rand::seq::IteratorRandom;
+use rand::seq::{IteratorRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 
+use self::contest::Contests;
 use self::doubt::Doubts;
+use self::event::TimerKind;
+pub use self::event::{DownReason, MemberEvent, MemberInfo, MembershipError, MembershipOutput, MembershipTimer};
+use self::roster::Roster;
 use self::view::View;
 use super::health::Health;
 use super::identity::Identity;
 use super::note::{self, Body, Note};
 use super::preset::{FANOUT, Preset, Timing};
-use crate::error::Error;
 use crate::id::NodeId;
 use crate::system::MemberState;
 
@@ -37,125 +46,6 @@ type Swim = Foca<Identity, PostcardCodec, StdRng, NoCustomBroadcast>;
 const LEFT: u16 = u16::MAX;
 /// Members told directly of news that cannot wait for gossip.
 const DIRECT: usize = 32;
-
-/// Why a datagram was not taken. The membership is unchanged; the datagram is lost, as any datagram may be.
-#[derive(Debug, thiserror::Error)]
-pub enum MembershipError {
-    /// The bytes are no membership message of this version.
-    #[error("membership message cannot be read: {0}")]
-    Malformed(String),
-    /// The sender claims this node's own address. Two nodes advertise the same address, or a node talks to itself.
-    #[error("membership message from {0}, which is this node's own address; two nodes advertise the same one")]
-    FromOurselves(Identity),
-}
-
-impl From<Error> for MembershipError {
-    fn from(error: Error) -> Self {
-        Self::Malformed(error.to_string())
-    }
-}
-
-/// Why a member counts as down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DownReason {
-    /// It did not answer within the suspicion time.
-    Unresponsive,
-    /// Nothing listens at its address, as seen by this many nodes.
-    Refused {
-        /// How many.
-        observers: usize,
-    },
-    /// A newer process took its address.
-    Replaced,
-    /// Another member found it down.
-    Reported,
-}
-
-impl fmt::Display for DownReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unresponsive => f.write_str("it did not answer in time"),
-            Self::Refused { observers } => write!(f, "its address refused connections ({observers} observers)"),
-            Self::Replaced => f.write_str("a newer process took its address"),
-            Self::Reported => f.write_str("another member found it down"),
-        }
-    }
-}
-
-/// A change in what this node believes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemberEvent {
-    /// A new member, or one that came back.
-    Up(Identity),
-    /// A member is gone.
-    Down(Identity, DownReason),
-    /// A member said goodbye.
-    Left(Identity),
-    /// A member missed its probes and may still refute.
-    Suspect(Identity),
-    /// A suspect is alive.
-    Refuted(Identity),
-    /// The same process under a newer epoch: it was wrongly declared down somewhere and is back.
-    Renewed {
-        /// As it was known.
-        old: Identity,
-        /// As it is known now.
-        new: Identity,
-    },
-    /// This node was declared down and goes on under this identity; handshakes must show it from now on.
-    SelfRenewed(Identity),
-    /// This node was suspected and refuted.
-    SelfSuspected,
-}
-
-/// A member as seen from here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemberInfo {
-    /// Who.
-    pub identity: Identity,
-    /// How it is.
-    pub state: MemberState,
-}
-
-/// A timer handed out by [`Membership::poll`], to be given back to [`Membership::handle_timer`] once it is due, however
-/// late. It carries what it needs to be ignored when it has become stale.
-#[derive(Clone, Debug)]
-pub struct MembershipTimer {
-    /// When it ought to fire; `None` for the very first, before any time was known.
-    due: Option<Duration>,
-    kind: TimerKind,
-}
-
-#[derive(Clone, Debug)]
-enum TimerKind {
-    Tick,
-    Swim(Timer<Identity>),
-    /// A suspicion may have run out.
-    Suspicion(NodeId),
-    /// A probe that a hint started may have gone unanswered.
-    Check(NodeId),
-}
-
-/// What the driver has to do.
-#[derive(Clone, Debug)]
-pub enum MembershipOutput {
-    /// Send a datagram, dialling if there is no link; drop it if that fails.
-    Send {
-        /// Whom.
-        to: Identity,
-        /// What.
-        data: Bytes,
-    },
-    /// Call [`Membership::handle_timer`] after this time.
-    Timer {
-        /// From now.
-        after: Duration,
-        /// With this.
-        timer: MembershipTimer,
-    },
-    /// Tell who is interested.
-    Event(MemberEvent),
-}
 
 /// The membership of one node. Feed it datagrams, timers and hints, then [`poll`](Self::poll) until `None`.
 pub struct Membership {
@@ -167,12 +57,16 @@ pub struct Membership {
     view: View,
     health: Health,
     doubts: Doubts,
+    contests: Contests,
+    roster: Roster,
     /// Why the next death that shows in foca's state happened.
     verdicts: BTreeMap<NodeId, DownReason>,
     tick_due: Option<Duration>,
     /// After a pause of ours: no probe may fail before this.
     grace_until: Duration,
     my_incarnation: u16,
+    /// Whom foca probes in this period.
+    probing: Option<SocketAddr>,
     sized_for: usize,
     left: bool,
 }
@@ -196,10 +90,13 @@ impl Membership {
             view: View::default(),
             health: Health::default(),
             doubts: Doubts::default(),
+            contests: Contests::default(),
+            roster: Roster::default(),
             verdicts: BTreeMap::new(),
             tick_due: None,
             grace_until: Duration::ZERO,
             my_incarnation: 0,
+            probing: None,
             sized_for: 1,
             left: false,
         }
@@ -218,6 +115,26 @@ impl Membership {
     /// All members but this node. Who went down or left stays listed for 60 s.
     pub fn members(&self) -> Vec<MemberInfo> {
         self.view.members(self.now)
+    }
+
+    /// Grows whenever [`members`](Self::members) may answer differently.
+    pub fn version(&self) -> u64 {
+        self.view.version()
+    }
+
+    /// How a node is seen from here; `None` if it is unknown, or forgotten.
+    pub fn state_of(&self, node: NodeId) -> Option<MemberState> {
+        self.view.state(node)
+    }
+
+    /// How many other members are active: alive or suspect.
+    pub fn active_members(&self) -> usize {
+        self.swim.num_members()
+    }
+
+    /// Records held of members, of past ones and of doubts. Bounded, however many nodes come and go.
+    pub fn footprint(&self) -> usize {
+        self.view.len() + self.doubts.len() + self.contests.len() + self.swim.iter_membership_state().len()
     }
 
     /// True if this node knows no active member: the driver then dials its seeds again, for ever (M4).
@@ -258,6 +175,12 @@ impl Membership {
             TimerKind::Tick => self.tick(),
             TimerKind::Suspicion(node) => self.suspicion_due(node),
             TimerKind::Check(node) => self.check_due(node),
+            TimerKind::Errand { target, asker, since } => {
+                // One who was asleep when the answer came knows nothing.
+                if late < self.timing.rtt {
+                    self.errand_due(target, asker, since);
+                }
+            }
             TimerKind::Swim(Timer::ProbeRandomMember(token)) => {
                 // foca judges its last probe when it starts the next: after a pause the answer may still wait in a buffer.
                 if late > self.timing.period || now < self.grace_until {
@@ -305,7 +228,7 @@ impl Membership {
         if std::mem::replace(&mut self.left, true) {
             return;
         }
-        for peer in self.active(|_| true) {
+        for peer in self.some_active(usize::MAX, |_| true) {
             self.send_note(peer, Body::Leave);
         }
     }
@@ -339,38 +262,9 @@ impl Membership {
         for peer in self.view.greet(self.now, self.timing.greet) {
             self.announce(peer);
         }
-        let swim = &self.swim;
-        self.view.prune(self.now, |addr| swim.iter_membership_state().any(|member| member.id().addr == addr));
-    }
-
-    fn handle_swim(&mut self, packet: &[u8]) -> Result<(), MembershipError> {
-        let header: Header<Identity> =
-            PostcardCodec.decode_header(packet).map_err(|cause| MembershipError::Malformed(cause.to_string()))?;
-        let (src, me) = (header.src, self.me());
-        self.admit(src)?;
-        if self.left {
-            self.send_note(src, Body::Leave);
-            return Ok(());
-        }
-        if header.dst.addr == me.addr && header.dst != me && header.message != Message::Announce {
-            // The sender knows a former self of this node, or the process that had the address before.
-            self.outbid(header.dst);
-            self.announce(src);
-        }
-        if let Some(holder) = self.view.outranks(src) {
-            self.send_note(src, Body::Outbid { holder });
-        }
-        let undead = header.message == Message::TurnUndead;
-        let result = self.drive(|swim, fx| swim.handle_data(packet, fx));
-        if undead && self.me() != me {
-            // Whoever held us for down is the first who has to know better.
-            self.announce(src);
-        }
-        match result {
-            Ok(()) => Ok(()),
-            Err(foca::Error::DataFromOurselves) => Err(MembershipError::FromOurselves(src)),
-            Err(cause) => Err(MembershipError::Malformed(cause.to_string())),
-        }
+        self.tell_roster();
+        self.contests.expire(self.now);
+        self.forget();
     }
 
     fn handle_note(&mut self, note: Note) -> Result<(), MembershipError> {
@@ -392,20 +286,24 @@ impl Membership {
                     self.outbid(to);
                     self.announce(from);
                 } else if let Some(incarnation) = suspected.filter(|_| to == me) {
-                    self.apply(me, incarnation, State::Suspect);
-                    self.announce(from);
+                    self.apply(me, incarnation, State::Suspect, true);
+                    self.introduce(from);
+                    if origin.node != from.node {
+                        self.introduce(origin);
+                    }
                 }
             }
             Body::Pong { origin } if origin.node != me.node => self.send_note(origin, Body::Answered { target: from }),
             Body::Pong { .. } => {}
-            Body::PingFor { target } if target.node == me.node => {}
-            Body::PingFor { target } => self.send_ping(target, from, None),
-            Body::Answered { target } => self.heard(target.node),
+            Body::PingFor { target, .. } if target.node == me.node => {}
+            Body::PingFor { target, suspected } => self.run_errand(target, from, suspected),
+            Body::Answered { target } => self.answered_elsewhere(target.node),
+            Body::Silent { target } => self.silent_elsewhere(target, from.node),
             Body::Refused { target } => self.refused_elsewhere(target, from.node),
             Body::Leave => self.say_left(from),
             Body::YouAreDown { who } => {
-                if who == me {
-                    self.apply(me, 0, State::Down);
+                if who == me && !self.contests.yielded() {
+                    self.apply(me, 0, State::Down, true);
                 }
                 if who.node == me.node {
                     self.announce(from);
@@ -417,6 +315,12 @@ impl Membership {
                     self.announce(from);
                 }
             }
+            Body::AddressShared { other } => {
+                if other.addr == me.addr && other.node != me.node {
+                    self.address_shared(other);
+                }
+            }
+            Body::Roster { hash } => self.compare_roster(from, hash),
         }
         Ok(())
     }
@@ -430,116 +334,12 @@ impl Membership {
         Ok(())
     }
 
-    /// If `other`, at this node's address, counts as newer: a clock was set back. Takes a newer epoch.
-    fn outbid(&mut self, other: Identity) {
-        let me = self.me();
-        if other != me && other.epoch >= me.epoch {
-            let newer = Identity { epoch: other.epoch.saturating_add(1), ..me };
-            let changed = self.drive(|swim, fx| swim.change_identity(newer, fx));
-            if changed.is_ok() {
-                self.renewed();
-            }
-        }
-    }
-
     fn say_left(&mut self, who: Identity) {
         if self.view.is_known(who) {
-            self.apply(who, LEFT, State::Down);
+            self.apply(who, LEFT, State::Down, true);
             if let Some(event) = self.view.died_by_leaving(who) {
                 self.event(event);
             }
-        }
-    }
-
-    /// Hands foca a piece of news and shares it.
-    fn apply(&mut self, who: Identity, incarnation: u16, state: State) {
-        let news = foca::Member::new(who, incarnation, state);
-        if let Err(cause) = self.drive(|swim, fx| swim.apply_many(std::iter::once(news), true, fx)) {
-            tracing::debug!(%cause, %who, "membership news not applied");
-        }
-    }
-
-    fn announce(&mut self, peer: Identity) {
-        if let Err(cause) = self.drive(|swim, fx| swim.announce(peer, fx)) {
-            tracing::debug!(%cause, %peer, "cannot greet");
-        }
-    }
-
-    fn timer_to_swim(&mut self, timer: Timer<Identity>) {
-        if let Err(cause) = self.drive(|swim, fx| swim.handle_timer(timer, fx)) {
-            // foca repairs its probe cycle by itself; this happens when timers of a paused process fire out of order.
-            tracing::debug!(%cause, "membership timer");
-        }
-    }
-
-    fn drive(
-        &mut self,
-        op: impl FnOnce(&mut Swim, &mut Effects) -> Result<(), foca::Error>,
-    ) -> Result<(), foca::Error> {
-        let mut fx = Effects::default();
-        let result = op(&mut self.swim, &mut fx);
-        let renewed = fx.notes.iter().any(|note| matches!(note, OwnedNotification::Rejoin(_)));
-        let connected = fx.notes.iter().any(|note| matches!(note, OwnedNotification::Active));
-        for (to, packet) in fx.sends {
-            self.watch_incarnation(&packet);
-            let mut data = Vec::with_capacity(1 + packet.len());
-            data.push(note::SWIM);
-            data.extend_from_slice(&packet);
-            self.out.push_back(MembershipOutput::Send { to, data: Bytes::from(data) });
-        }
-        let stretch = self.health.score() + 1;
-        for (timer, after) in fx.timers {
-            match timer {
-                Timer::ChangeSuspectToDown { member_id, incarnation, .. } => self.suspect(member_id, incarnation),
-                Timer::ProbeRandomMember(_) | Timer::SendIndirectProbe { .. } => {
-                    self.schedule(after * stretch, TimerKind::Swim(timer));
-                }
-                timer => self.schedule(after, TimerKind::Swim(timer)),
-            }
-        }
-        self.look();
-        if renewed {
-            self.renewed();
-        } else if connected {
-            // Gossip alone may miss someone; a newcomer introduces itself to everybody it heard of.
-            for peer in self.active(|_| true).into_iter().take(DIRECT) {
-                self.announce(peer);
-            }
-        }
-        result
-    }
-
-    /// After this node took a newer identity: foca starts over and has to notice that it still has peers, which then get
-    /// to know the new self.
-    fn renewed(&mut self) {
-        self.my_incarnation = 0;
-        self.event(MemberEvent::SelfRenewed(self.me()));
-        if let Err(cause) = self.drive(|swim, fx| swim.apply_many(std::iter::empty(), true, fx)) {
-            tracing::debug!(%cause, "after renewing the own identity");
-        }
-    }
-
-    /// Our incarnation grows when, and only when, we refute a suspicion; foca has no getter, but writes it on every packet.
-    fn watch_incarnation(&mut self, packet: &[u8]) {
-        let header: Result<Header<Identity>, _> = PostcardCodec.decode_header(packet);
-        if let Ok(header) = header
-            && header.src == self.me()
-            && header.src_incarnation > self.my_incarnation
-        {
-            self.my_incarnation = header.src_incarnation;
-            self.health.worse(1);
-            self.event(MemberEvent::SelfSuspected);
-        }
-    }
-
-    /// Compares foca's state with what was last reported.
-    fn look(&mut self) {
-        let me = self.swim.identity().addr;
-        let members = self.swim.iter_membership_state().filter(|member| member.id().addr != me);
-        let events = self.view.refresh(self.now, members, &mut self.verdicts);
-        for event in events {
-            self.settle(&event);
-            self.event(event);
         }
     }
 
@@ -557,40 +357,12 @@ impl Membership {
         self.out.push_back(MembershipOutput::Send { to, data });
     }
 
-    /// Active members that pass, in random order.
-    fn active(&mut self, pass: impl Fn(&Identity) -> bool) -> Vec<Identity> {
+    /// Up to `n` active members that pass, in random order.
+    fn some_active(&mut self, n: usize, pass: impl Fn(&Identity) -> bool) -> Vec<Identity> {
         let ids = self.swim.iter_members().map(|member| *member.id()).filter(|id| pass(id));
-        let mut ids: Vec<Identity> = ids.collect();
-        rand::seq::SliceRandom::shuffle(&mut ids[..], &mut self.rng);
-        ids
-    }
-
-    /// Up to [`FANOUT`] active members other than `node`.
-    fn helpers(&mut self, node: NodeId) -> Vec<Identity> {
-        let ids = self.swim.iter_members().map(|member| *member.id()).filter(|id| id.node != node);
-        ids.sample(&mut self.rng, FANOUT)
-    }
-}
-
-/// What one call into foca asked for.
-#[derive(Default)]
-struct Effects {
-    sends: Vec<(Identity, Vec<u8>)>,
-    timers: Vec<(Timer<Identity>, Duration)>,
-    notes: Vec<OwnedNotification<Identity>>,
-}
-
-impl foca::Runtime<Identity> for Effects {
-    fn notify(&mut self, notification: foca::Notification<'_, Identity>) {
-        self.notes.push(notification.to_owned());
-    }
-
-    fn send_to(&mut self, to: Identity, data: &[u8]) {
-        self.sends.push((to, data.to_vec()));
-    }
-
-    fn submit_after(&mut self, event: Timer<Identity>, after: Duration) {
-        self.timers.push((event, after));
+        let mut some = if n == usize::MAX { ids.collect() } else { ids.sample(&mut self.rng, n) };
+        some.shuffle(&mut self.rng);
+        some
     }
 }
 

@@ -108,7 +108,7 @@ fn a_leaver_answers_with_its_goodbye_only() {
 #[test]
 fn a_death_that_gossip_told_first_turns_into_the_leave_it_was() {
     let mut nodes = cluster(2);
-    nodes[0].apply(identity(2), 0, State::Down);
+    nodes[0].apply(identity(2), 0, State::Down, true);
     settle(at(5), &mut nodes[..1]);
     let goodbye = Note { from: identity(2), body: Body::Leave }.encode();
     nodes[0].handle_data(at(6), &goodbye).unwrap();
@@ -121,7 +121,7 @@ fn a_death_that_gossip_told_first_turns_into_the_leave_it_was() {
 #[test]
 fn a_node_declared_down_renews_itself_and_is_back_at_once() {
     let mut nodes = cluster(3);
-    nodes[0].apply(identity(2), 0, State::Down);
+    nodes[0].apply(identity(2), 0, State::Down, true);
     settle(at(5), &mut nodes);
     nodes[1].join(at(6), identity(1));
     let events = settle(at(6), &mut nodes);
@@ -163,7 +163,7 @@ fn a_restart_whose_clock_was_set_back_outbids_its_former_self() {
 fn a_late_timer_counts_against_ones_own_health_and_accuses_nobody() {
     let mut nodes = cluster(2);
     // Suspected before the pause, due within it.
-    nodes[0].apply(identity(2), 0, State::Suspect);
+    nodes[0].apply(identity(2), 0, State::Suspect, true);
     nodes[0].suspect(identity(2), 0);
     nodes[0].tick();
     let mut timers = Vec::new();

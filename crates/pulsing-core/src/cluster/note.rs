@@ -27,10 +27,12 @@ pub(crate) enum Body {
     Ping { to: Identity, origin: Identity, suspected: Option<u16> },
     /// Answer to a ping asked for by `origin`.
     Pong { origin: Identity },
-    /// Please ping `target` for me.
-    PingFor { target: Identity },
+    /// Please ping `target` for me, and tell it if I suspect it, and at which incarnation.
+    PingFor { target: Identity, suspected: Option<u16> },
     /// `target` answered the ping that you asked for.
     Answered { target: Identity },
+    /// `target` did not answer the ping that you asked for.
+    Silent { target: Identity },
     /// My dial of `target` was refused: nothing listens there.
     Refused { target: Identity },
     /// I leave the cluster.
@@ -40,12 +42,17 @@ pub(crate) enum Body {
     /// At your address I know `holder`, which counts as newer than you although you are the one who talks: your clock
     /// was set back. Outbid it.
     Outbid { holder: Identity },
+    /// Two living processes, you and `other`, give the same address as their own.
+    AddressShared { other: Identity },
+    /// What my roster amounts to; if yours differs, one of us missed something.
+    Roster { hash: u64 },
 }
 
 /// The wire form. Tags are never reused.
 #[derive(Clone, PartialEq, Message)]
 struct Wire {
-    /// 1 ping, 2 pong, 3 ping for me, 4 answered, 5 refused, 6 leave, 7 you are down, 8 outbid.
+    /// 1 ping, 2 pong, 3 ping for me, 4 answered, 5 refused, 6 leave, 7 you are down, 8 outbid, 9 silent,
+    /// 10 address shared, 11 roster.
     #[prost(uint32, tag = "1")]
     kind: u32,
     #[prost(bytes = "vec", tag = "2")]
@@ -57,6 +64,8 @@ struct Wire {
     origin: Vec<u8>,
     #[prost(uint32, optional, tag = "5")]
     suspected: Option<u32>,
+    #[prost(fixed64, optional, tag = "6")]
+    roster: Option<u64>,
 }
 
 impl Note {
@@ -73,12 +82,21 @@ impl Note {
                 wire.kind = 2;
                 wire.origin = origin.encode();
             }
-            Body::PingFor { target } => wire.set(3, target),
+            Body::PingFor { target, suspected } => {
+                wire.set(3, target);
+                wire.suspected = suspected.map(u32::from);
+            }
             Body::Answered { target } => wire.set(4, target),
             Body::Refused { target } => wire.set(5, target),
             Body::Leave => wire.kind = 6,
             Body::YouAreDown { who } => wire.set(7, who),
             Body::Outbid { holder } => wire.set(8, holder),
+            Body::Silent { target } => wire.set(9, target),
+            Body::AddressShared { other } => wire.set(10, other),
+            Body::Roster { hash } => {
+                wire.kind = 11;
+                wire.roster = Some(hash);
+            }
         }
         let mut out = Vec::with_capacity(1 + wire.encoded_len());
         out.push(NOTE);
@@ -92,20 +110,23 @@ impl Note {
             Wire::decode(bytes).map_err(|cause| Error::Protocol(format!("membership note cannot be read: {cause}")))?;
         let about = || Identity::decode(&wire.about);
         let origin = || Identity::decode(&wire.origin);
+        let suspected = wire.suspected.map(u16::try_from).transpose().map_err(|_| {
+            Error::Protocol(format!("membership note with incarnation {:?} over 65535", wire.suspected))
+        })?;
         let body = match wire.kind {
-            1 => {
-                let suspected = wire.suspected.map(u16::try_from).transpose().map_err(|_| {
-                    Error::Protocol(format!("membership note with incarnation {:?} over 65535", wire.suspected))
-                })?;
-                Body::Ping { to: about()?, origin: origin()?, suspected }
-            }
+            1 => Body::Ping { to: about()?, origin: origin()?, suspected },
             2 => Body::Pong { origin: origin()? },
-            3 => Body::PingFor { target: about()? },
+            3 => Body::PingFor { target: about()?, suspected },
             4 => Body::Answered { target: about()? },
             5 => Body::Refused { target: about()? },
             6 => Body::Leave,
             7 => Body::YouAreDown { who: about()? },
             8 => Body::Outbid { holder: about()? },
+            9 => Body::Silent { target: about()? },
+            10 => Body::AddressShared { other: about()? },
+            11 => Body::Roster {
+                hash: wire.roster.ok_or_else(|| Error::Protocol("membership note without its roster".to_owned()))?,
+            },
             _ => return Ok(None),
         };
         Ok(Some(Self { from: Identity::decode(&wire.from)?, body }))
@@ -134,7 +155,11 @@ mod tests {
             Body::Ping { to: id(2), origin: id(3), suspected: Some(9) },
             Body::Ping { to: id(2), origin: id(3), suspected: None },
             Body::Pong { origin: id(2) },
-            Body::PingFor { target: id(2) },
+            Body::PingFor { target: id(2), suspected: None },
+            Body::PingFor { target: id(2), suspected: Some(3) },
+            Body::Silent { target: id(2) },
+            Body::AddressShared { other: id(2) },
+            Body::Roster { hash: 0xfeed_f00d },
             Body::Answered { target: id(2) },
             Body::Refused { target: id(2) },
             Body::Leave,

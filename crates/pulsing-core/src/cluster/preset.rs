@@ -20,8 +20,8 @@ pub enum Preset {
 /// Members a node asks when it cannot reach one itself, and tells when it has news.
 pub(crate) const FANOUT: usize = 3;
 
-/// How long foca remembers a dead identity. A stale node may name it again later: it is then probed and found dead again.
-const FORGET_DOWN: Duration = Duration::from_secs(60 * 60);
+/// A suspicion that nobody confirms lasts this many times as long as one that is confirmed, in a cluster of up to ten.
+const UNCONFIRMED: f64 = 2.5;
 
 /// Datagrams travel in frames of ordered links, so a packet need not fit an MTU: a whole roster fits one answer.
 const MAX_PACKET: usize = 64 * 1024;
@@ -33,7 +33,7 @@ pub(crate) struct Timing {
     pub period: Duration,
     /// Wait for a direct answer before others are asked.
     pub rtt: Duration,
-    /// Time to refute a suspicion in a cluster of up to ten nodes; grows with log10 of the size.
+    /// Time to refute a suspicion that others confirmed. The suspect is told directly, so it does not grow with the cluster.
     pub suspicion: Duration,
     /// Own housekeeping; also the yardstick by which a pause of this process is noticed.
     pub tick: Duration,
@@ -60,17 +60,18 @@ impl Preset {
             Self::Local => Timing {
                 period: ms(400),
                 rtt: ms(150),
-                suspicion: ms(3000),
+                suspicion: ms(2500),
                 tick: ms(200),
                 gossip: ms(100),
                 greet: ms(2000),
             },
             // 99 % of first probes of a dead node fall within 4.7 periods, its own period must end, the suspicion runs,
-            // the news takes three gossip rounds: 2.4 + 0.5 + 3 + 0.6 s stays under the 8 s promised for ten nodes.
+            // confirmed after the first period, the news takes three gossip rounds: 2.4 + 0.5 + 2.5 + 0.6 s stays under the 8 s
+            // promised for ten nodes.
             Self::Lan => Timing {
                 period: ms(500),
                 rtt: ms(200),
-                suspicion: ms(3000),
+                suspicion: ms(2500),
                 tick: ms(250),
                 gossip: ms(200),
                 greet: ms(5000),
@@ -78,7 +79,7 @@ impl Preset {
             Self::Wan => Timing {
                 period: ms(2000),
                 rtt: ms(800),
-                suspicion: ms(10_000),
+                suspicion: ms(8000),
                 tick: ms(500),
                 gossip: ms(500),
                 greet: ms(10_000),
@@ -88,9 +89,9 @@ impl Preset {
 }
 
 impl Timing {
-    /// Time a suspect has to answer in a cluster of `members`, this node included.
-    pub fn suspicion_for(&self, members: usize) -> Duration {
-        self.suspicion.mul_f64((members.max(1) as f64).log10().max(1.0))
+    /// Time a suspect has to answer while nobody confirms the suspicion, in a cluster of `members`, this node included.
+    pub fn longest_suspicion(&self, members: usize) -> Duration {
+        self.suspicion.mul_f64(UNCONFIRMED * (members.max(1) as f64).log10().max(1.0))
     }
 
     /// foca's settings for a cluster of `members`, this node included. Only what foca lets change at run time depends
@@ -101,12 +102,14 @@ impl Timing {
             probe_rtt: self.rtt,
             num_indirect_probes: at_least_one(FANOUT),
             max_transmissions: transmissions(members),
-            suspect_to_down_after: self.suspicion_for(members),
-            remove_down_after: Some(FORGET_DOWN),
+            // Only for form: the deadline is Membership's.
+            suspect_to_down_after: self.longest_suspicion(members),
+            // Membership tells it whom to forget.
+            remove_down_after: None,
             max_packet_size: at_least_one(MAX_PACKET),
             notify_down_members: true,
-            // Repairs rosters that missed a join; an answer is the whole roster.
-            periodic_announce: Some(PeriodicParams { frequency: self.period * 20, num_members: at_least_one(1) }),
+            // An answer is the whole roster: Membership asks for one when hashes differ.
+            periodic_announce: None,
             // Greeting the down is done by Membership, which knows who said goodbye and keeps on when it is alone.
             periodic_announce_to_down_members: None,
             periodic_gossip: Some(PeriodicParams { frequency: self.gossip, num_members: at_least_one(FANOUT) }),

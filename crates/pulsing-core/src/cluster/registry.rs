@@ -12,6 +12,7 @@
 //! [`node_up`](Registry::node_up); a late one of a dead node waits for ever and is pushed out by others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Bound;
 
 use sha2::{Digest as _, Sha256};
 
@@ -79,6 +80,9 @@ pub struct Registry {
     by_actor: HashMap<ActorId, NodeId>,
     members: BTreeSet<NodeId>,
     parked: VecDeque<(NodeId, Delta)>,
+    /// Names that somebody here waits for changes of, and those of them that changed since they were taken.
+    watched: BTreeSet<String>,
+    touched: BTreeSet<String>,
 }
 
 impl Registry {
@@ -93,6 +97,8 @@ impl Registry {
             by_actor: HashMap::new(),
             members: BTreeSet::new(),
             parked: VecDeque::new(),
+            watched: BTreeSet::new(),
+            touched: BTreeSet::new(),
         }
     }
 
@@ -256,6 +262,13 @@ impl Registry {
         self.by_name.keys().map(|name| (name.clone(), self.lookup(name))).collect()
     }
 
+    /// At most `limit` of [`names`](Self::names), those that come after one of them.
+    pub fn names_after(&self, after: Option<&String>, limit: usize) -> Vec<(String, Vec<(NodeId, Entry)>)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let names = self.by_name.range::<String, _>((from, Bound::Unbounded)).take(limit);
+        names.map(|(name, _)| (name.clone(), self.lookup(name))).collect()
+    }
+
     /// Who keeps a claim on `name` from being made: anybody if it is to be `unique`, a unique holder otherwise.
     pub fn holder(&self, name: &str, unique: bool) -> Option<(NodeId, Entry)> {
         self.by_name.get(name).filter(|held| unique || held.unique > 0)?;
@@ -274,10 +287,35 @@ impl Registry {
         self.contested.iter().filter_map(conflict).collect()
     }
 
+    /// Has changes of the instances of `name` noted for [`take_touched`](Self::take_touched), or no longer.
+    pub fn watch(&mut self, name: &str, on: bool) {
+        if on {
+            self.watched.insert(name.to_owned());
+        } else {
+            self.watched.remove(name);
+            self.touched.remove(name);
+        }
+    }
+
+    /// Watched names for which [`lookup`](Self::lookup) may answer differently than when this was last called.
+    pub fn take_touched(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.touched)
+    }
+
     /// One actor, wherever it lives.
     pub fn get(&self, actor: ActorId) -> Option<(NodeId, Entry)> {
         let node = *self.by_actor.get(&actor)?;
         self.owners.get(&node)?.entries.get(&actor).map(|(_, entry)| (node, entry.clone()))
+    }
+
+    /// How many names have instances.
+    pub fn name_count(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// One instance each of the first `limit` names in their order.
+    pub fn first_names(&self, limit: usize) -> Vec<(NodeId, Entry)> {
+        self.by_name.keys().filter_map(|name| self.lookup(name).into_iter().next()).take(limit).collect()
     }
 
     /// Entries held, of all owners.
@@ -398,6 +436,9 @@ impl Registry {
 
     /// Notes whether a name whose instances changed is contested.
     fn judge(&mut self, name: &str) {
+        if self.watched.contains(name) {
+            self.touched.insert(name.to_owned());
+        }
         if self.by_name.get(name).is_some_and(|held| held.unique > 0 && held.ids.len() > 1) {
             self.contested.insert(name.to_owned());
         } else {

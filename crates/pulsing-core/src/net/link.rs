@@ -219,7 +219,8 @@ impl Link {
         };
         drop(old);
         let under_way = self.tells.close(error);
-        if under_way > 0 {
+        // Who shuts its own node down knows what it told last.
+        if under_way > 0 && *error != Error::ShutDown {
             tracing::warn!(peer = %self.peer.addr, %error, "up to {under_way} messages sent by tell may be lost");
         }
         // In the order they were made, so that a failure runs its course in one way.

@@ -156,6 +156,7 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
         done = read_small => done.err().map(|e| e.to_string()),
         done = read_bulk => done.err().map(|e| e.to_string()),
         () = async { drop(closing.wait_for(|closing| *closing).await) } => {
+            session.send_all_accepted();
             // The writers end with what is queued.
             session.outbox.lock().take();
             writing.await.err().map(|e| e.to_string())
@@ -258,12 +259,16 @@ impl Session {
             self.deadlines.insert(Instant::now() + ACCEPTED_AFTER, move || {
                 if let Some(session) = session.upgrade() {
                     session.telling.store(false, Ordering::Release);
-                    let accepted = std::mem::take(&mut *session.accepted.lock());
-                    for (actor, count) in accepted {
-                        session.send_accepted(actor, count, false);
-                    }
+                    session.send_all_accepted();
                 }
             });
+        }
+    }
+
+    fn send_all_accepted(&self) {
+        let accepted = std::mem::take(&mut *self.accepted.lock());
+        for (actor, count) in accepted {
+            self.send_accepted(actor, count, false);
         }
     }
 

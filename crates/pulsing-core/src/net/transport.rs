@@ -1,7 +1,7 @@
 //! What carries a node's connections: the seam between the runtime and the operating system's network.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -143,6 +143,10 @@ fn bind_tcp(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::STREAM, None)?;
     // A restart on the same port must not wait for the kernel to forget old connections.
     socket.set_reuse_address(true)?;
+    if addr.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+        // Every interface means IPv4 too, whatever this system's default is.
+        socket.set_only_v6(false)?;
+    }
     socket.set_nonblocking(true)?;
     socket.bind(&addr.into())?;
     socket.listen(1024)?;

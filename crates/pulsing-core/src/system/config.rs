@@ -24,7 +24,9 @@ pub enum Security {
 pub struct SystemConfig {
     /// `host:port` to listen on; `None` takes an ephemeral port on the interface that reaches the first seed (M6).
     pub addr: Option<String>,
-    /// `host:port` of nodes to join; none = this is the first node.
+    /// `host:port` to tell others in place of what is bound, for a node behind NAT or in a container; port 0 = the bound one.
+    pub advertise: Option<String>,
+    /// Nodes to join, each `host:port`, `k8s://service.namespace:port` or `file:///path`; none = this is the first node.
     pub seeds: Vec<String>,
     /// Name of the cluster; nodes of another name are refused.
     pub cluster: String,
@@ -58,6 +60,7 @@ impl Default for SystemConfig {
     fn default() -> Self {
         Self {
             addr: None,
+            advertise: None,
             seeds: Vec::new(),
             cluster: "default".to_owned(),
             security: Security::Local,

@@ -63,6 +63,9 @@ pub(super) struct Driver {
     order: u64,
     started: Instant,
     synced: watch::Sender<bool>,
+    /// Members that are not gone, as of this version of the membership.
+    alive: Vec<Identity>,
+    version: u64,
 }
 
 impl Driver {
@@ -73,7 +76,17 @@ impl Driver {
         synced: watch::Sender<bool>,
     ) -> Self {
         let started = inner.started;
-        Self { inner, membership, control, timers: BinaryHeap::new(), order: 0, started, synced }
+        Self {
+            inner,
+            membership,
+            control,
+            timers: BinaryHeap::new(),
+            order: 0,
+            started,
+            synced,
+            alive: Vec::new(),
+            version: 0,
+        }
     }
 
     pub(super) async fn run(
@@ -207,9 +220,7 @@ impl Driver {
     /// Carries out what membership asked for, until it asks for nothing.
     fn settle(&mut self) {
         let mut events = Vec::new();
-        let mut busy = false;
         while let Some(output) = self.membership.poll() {
-            busy = true;
             match output {
                 MembershipOutput::Send { to, data } => self.control.send(to, Kind::Datagram, &EmptyHeader {}, data),
                 MembershipOutput::Timer { after, timer } => {
@@ -219,8 +230,13 @@ impl Driver {
                 MembershipOutput::Event(event) => events.push(event),
             }
         }
-        if busy {
-            self.inner.set_members(self.membership.members());
+        // Far more datagrams come than changes.
+        if self.version != self.membership.version() {
+            self.version = self.membership.version();
+            let members = self.membership.members();
+            let living = |state| matches!(state, MemberState::Alive | MemberState::Suspect);
+            self.alive = members.iter().filter(|m| living(m.state)).map(|m| m.identity).collect();
+            self.inner.set_members(members);
         }
         for event in events {
             self.member_event(event);
@@ -236,7 +252,7 @@ impl Driver {
                 self.send_digest(peer, true);
             }
             MemberEvent::Down(peer, reason) => {
-                tracing::warn!(peer = %peer, ?reason, "node is down");
+                tracing::warn!(peer = %peer, %reason, "node is down");
                 self.inner.node_ended(peer.node, &Reason::NodeLost);
                 self.gone(peer, "its node was declared down");
             }
@@ -263,6 +279,13 @@ impl Driver {
                 *self.inner.me.lock() = me;
             }
             MemberEvent::SelfSuspected => self.inner.metrics.refutations.inc(),
+            MemberEvent::AddressShared { holder, other } => tracing::error!(
+                "nodes {} and {} both give {} as their address, and both live: the cluster can reach only one of them there; \
+                 start the other with an address of its own",
+                holder.node,
+                other.node,
+                holder.addr
+            ),
         }
         self.inner.changed();
     }
@@ -274,15 +297,10 @@ impl Driver {
             .close_link(peer.node, &Error::ConnectionLost { addr: peer.addr.to_string(), reason: why.to_owned() });
     }
 
-    fn alive(&self) -> Vec<Identity> {
-        let living = |state| matches!(state, MemberState::Alive | MemberState::Suspect);
-        self.membership.members().into_iter().filter(|m| living(m.state)).map(|m| m.identity).collect()
-    }
-
     fn push(&self, delta: &Delta) {
         let body = delta.encode();
-        for peer in self.alive() {
-            self.control.send(peer, Kind::Delta, &EmptyHeader {}, body.clone());
+        for peer in &self.alive {
+            self.control.send(*peer, Kind::Delta, &EmptyHeader {}, body.clone());
         }
     }
 
@@ -292,11 +310,10 @@ impl Driver {
     }
 
     fn send_root(&self) {
-        let alive = self.alive();
-        if alive.is_empty() {
+        if self.alive.is_empty() {
             return;
         }
-        let to = alive[self.inner.config.transport.random() as usize % alive.len()];
+        let to = self.alive[self.inner.config.transport.random() as usize % self.alive.len()];
         let root = self.inner.registry.lock().root();
         self.control.send(to, Kind::Root, &RootHeader { root }, Bytes::new());
     }

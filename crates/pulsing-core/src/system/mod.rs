@@ -1,5 +1,6 @@
 //! A node: its listener, its actors, its view of the cluster.
 
+mod actors;
 mod address;
 mod check;
 mod claims;
@@ -9,9 +10,11 @@ mod ending;
 mod endpoint;
 mod join;
 mod links;
+mod names;
 mod node;
 mod observe;
 mod reply;
+mod seed;
 mod service;
 mod view;
 mod watching;
@@ -19,6 +22,8 @@ mod watching;
 pub use config::{Security, SystemConfig};
 pub use ending::{DEFAULT_GRACE, Ending, Reason, Terminated};
 pub use endpoint::{ActorSpec, Displaced, Endpoint};
+pub use names::{NameChange, NameWatch};
 pub use node::System;
+pub use seed::Seed;
 pub use view::{Instance, Member, MemberState, Target};
 pub use watching::{Watch, WatchGuard};

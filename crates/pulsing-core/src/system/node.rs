@@ -12,14 +12,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::check::{check_metadata, check_name};
+use super::actors::Actors;
 use super::driver::{Driver, Input};
+use super::names::Listeners;
 use super::service::NODE_ACTOR;
 use super::watching::Watching;
-use super::{ActorSpec, Endpoint, Instance, Member, MemberState, Reason, Security, SystemConfig, Target};
+use super::{Member, MemberState, Security, Seed, SystemConfig, Target};
 use super::{address, join, reply, service};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
-use crate::cluster::{Entry, Identity, MemberInfo, Membership, Registry};
+use crate::cluster::{Identity, MemberInfo, Membership, Registry};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::id::{ActorId, NodeId};
@@ -42,26 +43,6 @@ use crate::stream::Credit;
 #[derive(Clone)]
 pub struct System(pub(super) Arc<Inner>);
 
-pub(super) struct LocalActor {
-    pub(super) spec: Mutex<ActorSpec>,
-    pub(super) endpoint: Arc<dyn Endpoint>,
-}
-
-#[derive(Default)]
-pub(super) struct Actors {
-    pub(super) by_id: HashMap<ActorId, Arc<LocalActor>>,
-    pub(super) by_name: HashMap<String, ActorId>,
-}
-
-impl Actors {
-    /// Frees the name of an actor, unless it has gone to another.
-    fn free(&mut self, name: Option<&str>, id: ActorId) {
-        if let Some(name) = name.filter(|name| self.by_name.get(*name) == Some(&id)) {
-            self.by_name.remove(name);
-        }
-    }
-}
-
 /// What the parts of a node share.
 pub(super) struct Inner {
     pub(super) id: NodeId,
@@ -73,13 +54,18 @@ pub(super) struct Inner {
     pub(super) registry: Mutex<Registry>,
     pub(super) actors: RwLock<Actors>,
     pub(super) driver: mpsc::UnboundedSender<Input>,
+    pub(super) seeds: Vec<Seed>,
+    pub(super) bound: SocketAddr,
+    /// The user was told that its seeds cannot reach this node.
+    pub(super) warned: AtomicBool,
     pub(super) link_config: LinkConfig,
     pub(super) changes: watch::Sender<u64>,
+    pub(super) listeners: Listeners,
     members: RwLock<BTreeMap<NodeId, MemberInfo>>,
     links: Mutex<HashMap<NodeId, Arc<Link>>>,
     local_tells: Tells<Call>,
     deadlines: Arc<Deadlines>,
-    turns: AtomicUsize,
+    pub(super) turns: AtomicUsize,
     tasks: Mutex<Vec<JoinHandle<()>>>,
     closing: Arc<Closing>,
     pub(super) watching: Watching,
@@ -101,7 +87,8 @@ impl System {
         if config.cluster.trim().is_empty() {
             return Err(Error::Config("the cluster's name is empty".to_owned()));
         }
-        let binding = address::choose(&config).await?;
+        let seeds = config.seeds.iter().map(|text| Seed::parse(text)).collect::<Result<Vec<_>>>()?;
+        let binding = address::choose(&config, &seeds).await?;
         let trust = match &config.security {
             Security::Local => Trust::Secret(Secret::load(config.secret_file.as_deref())?),
             Security::Passphrase(passphrase) => {
@@ -120,7 +107,8 @@ impl System {
         let listener = transport.bind(binding.bind)?;
         let port = listener.port().map_err(|e| Error::Config(e.to_string()))?;
         let id = transport.node_id();
-        let identity = Identity::new(id, SocketAddr::new(binding.advertise, port), transport.epoch());
+        let told = SocketAddr::new(binding.advertise, binding.port.unwrap_or(port));
+        let identity = Identity::new(id, told, transport.epoch());
 
         let metrics = Arc::new(Metrics::default());
         let (driver, inputs) = mpsc::unbounded_channel();
@@ -143,8 +131,12 @@ impl System {
             registry: Mutex::new(Registry::new(id)),
             actors: RwLock::default(),
             driver,
+            seeds,
+            bound: SocketAddr::new(binding.bind.ip(), port),
+            warned: AtomicBool::new(false),
             link_config: link_config.clone(),
             changes: watch::channel(0).0,
+            listeners: Listeners::default(),
             members: RwLock::default(),
             links: Mutex::default(),
             local_tells: Tells::new(true),
@@ -201,147 +193,15 @@ impl System {
     pub fn addr(&self) -> SocketAddr {
         self.0.me.lock().addr
     }
+    /// The address it listens on; another one than `addr` for a wildcard, and where it advertises another.
+    pub fn bound(&self) -> SocketAddr {
+        self.0.bound
+    }
     /// The counters of this node.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.0.metrics
     }
 
-    /// Makes `endpoint` reachable, and known under its name. The name is public as soon as this returns.
-    ///
-    /// # Errors
-    /// `NameTaken` on this node, or anywhere if either claim is unique; `InvalidName`; `Config` for metadata over 1 KB, a
-    /// unique name that is not public, or the id of the node itself; `ShutDown`.
-    pub fn register(&self, id: ActorId, spec: ActorSpec, endpoint: Arc<dyn Endpoint>) -> Result<()> {
-        if *self.0.readiness.lock() == Readiness::Leaving {
-            return Err(Error::ShutDown);
-        }
-        if id == NODE_ACTOR {
-            return Err(Error::Config(format!("actor id {id} is the node's own; ActorId::generate() makes others")));
-        }
-        if let Some(name) = &spec.name {
-            check_name(name)?;
-        }
-        check_metadata(&spec.metadata)?;
-        if spec.unique && (spec.name.is_none() || !spec.public) {
-            return Err(Error::Config("a unique actor needs a name, and one that is public".to_owned()));
-        }
-        let entry = spec.published(id, self.0.link_config.transport.epoch());
-        {
-            // Held throughout: of two claims of one name here, the second sees the first, in the registry too.
-            let mut actors = self.0.actors.write();
-            if let Some(name) = &spec.name {
-                if let Some(actor) = actors.by_name.get(name) {
-                    return Err(Error::NameTaken { name: name.clone(), actor: *actor, node: self.0.id });
-                }
-                self.0.check_vacant(name, spec.unique)?;
-                actors.by_name.insert(name.clone(), id);
-            }
-            actors.by_id.insert(id, Arc::new(LocalActor { spec: Mutex::new(spec), endpoint }));
-            if let Some(entry) = entry {
-                // Queued under the lock: deltas must be pushed in the order of their versions.
-                let mut registry = self.0.registry.lock();
-                let delta = registry.publish(entry);
-                let _ = self.0.driver.send(Input::Publish(delta));
-            }
-        }
-        self.0.metrics.actors_created.inc();
-        // A claim of another node may have come between the look and the publication.
-        self.0.settle_claims();
-        self.0.changed();
-        Ok(())
-    }
-
-    /// Whether `name` could be claimed now: for those who have work to do before [`register`](Self::register).
-    ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    pub fn check_vacant(&self, name: &str, unique: bool) -> Result<()> {
-        check_name(name)?;
-        if let Some(actor) = self.0.actors.read().by_name.get(name) {
-            return Err(Error::NameTaken { name: name.to_owned(), actor: *actor, node: self.0.id });
-        }
-        self.0.check_vacant(name, unique)
-    }
-
-    /// Takes an actor's name off the cluster, and frees it here; the actor can still be reached by its id. Idempotent.
-    pub fn withdraw(&self, id: ActorId) {
-        let name = {
-            let mut actors = self.0.actors.write();
-            let Some(actor) = actors.by_id.get(&id).cloned() else { return };
-            let name = actor.spec.lock().name.take();
-            actors.free(name.as_deref(), id);
-            name
-        };
-        if name.is_some() {
-            self.0.unpublish(id);
-        }
-    }
-
-    /// Takes an actor that has ended off this node: its name disappears from the cluster, and who watches it learns `reason`
-    /// (R9). False if it was not there.
-    pub fn unregister(&self, id: ActorId, reason: Reason) -> bool {
-        let removed = self.0.ended_here(id, reason, || {
-            let mut actors = self.0.actors.write();
-            let removed = actors.by_id.remove(&id)?;
-            actors.free(removed.spec.lock().name.as_deref(), id);
-            drop(actors);
-            // Whoever hears of the end finds the name gone.
-            self.0.metrics.actors_stopped.inc();
-            self.0.unpublish(id);
-            Some(())
-        });
-        removed.is_some()
-    }
-
-    /// Replaces the metadata published with an actor's name; false if the actor is not here.
-    ///
-    /// # Errors
-    /// `Config` for metadata over 1 KB.
-    pub fn set_metadata(&self, id: ActorId, metadata: BTreeMap<String, String>) -> Result<bool> {
-        check_metadata(&metadata)?;
-        let Some(actor) = self.0.actors.read().by_id.get(&id).cloned() else { return Ok(false) };
-        {
-            // Both under the registry's lock, so that two updates cannot end in different orders here and there.
-            let mut registry = self.0.registry.lock();
-            actor.spec.lock().metadata.clone_from(&metadata);
-            if let Some(delta) = registry.update(id, metadata) {
-                let _ = self.0.driver.send(Input::Publish(delta));
-            }
-        }
-        self.0.changed();
-        Ok(true)
-    }
-
-    /// Instances of a name, of nodes not known to be down; private ones of this node too. Never waits.
-    pub fn instances(&self, name: &str) -> Vec<Instance> {
-        let found = self.0.registry.lock().lookup(name);
-        let mut all: Vec<Instance> =
-            found.into_iter().filter_map(|(node, entry)| self.0.instance(node, entry)).collect();
-        let actors = self.0.actors.read();
-        let private = actors.by_name.get(name).and_then(|id| Some((*id, actors.by_id.get(id)?)));
-        if let Some((id, actor)) = private {
-            let spec = actor.spec.lock();
-            if !spec.public {
-                all.push(Instance {
-                    name: name.to_owned(),
-                    target: Target { node: self.0.id, actor: id },
-                    addr: self.addr().to_string(),
-                    class: spec.class.clone(),
-                    metadata: spec.metadata.clone(),
-                    unique: false,
-                });
-            }
-        }
-        all
-    }
-    /// Every published instance by name, of nodes not known to be down.
-    pub fn names(&self) -> BTreeMap<String, Vec<Instance>> {
-        self.0.published()
-    }
-    /// The name that an actor serves under, wherever in the cluster it lives; `None` for one without a published name.
-    pub fn name_of(&self, actor: ActorId) -> Option<String> {
-        self.0.registry.lock().get(actor).map(|(_, entry)| entry.name)
-    }
     /// Members of the cluster, this node included.
     pub fn members(&self) -> Vec<Member> {
         self.0.all_members()
@@ -349,30 +209,6 @@ impl System {
     /// A number that changes whenever `instances`, `names` or `members` may answer differently.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
-    }
-
-    /// One instance of `name`, waiting up to `timeout` for it to appear (R10). Among several: round robin, local or not.
-    ///
-    /// # Errors
-    /// `NameNotFound` with the names that exist; `InvalidName` for what cannot be one.
-    pub async fn resolve(&self, name: &str, node: Option<NodeId>, timeout: Duration) -> Result<Instance> {
-        check_name(name)?;
-        let mut changes = self.changes();
-        let deadline = Instant::now() + timeout;
-        loop {
-            let mut found = self.instances(name);
-            found.retain(|i| node.is_none_or(|n| i.target.node == n));
-            if !found.is_empty() {
-                let turn = self.0.turns.fetch_add(1, Ordering::Relaxed) % found.len();
-                return Ok(found.swap_remove(turn));
-            }
-            if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-                let mut known: Vec<_> = self.names().into_keys().take(20).collect();
-                known.sort();
-                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-                return Err(Error::NameNotFound { name: name.to_owned(), waited: timeout, known });
-            }
-        }
     }
 
     /// Sends a call and returns at once. Every outcome, an unreachable node included, reaches `sink`; the deadline in
@@ -442,6 +278,7 @@ impl System {
             }
             *readiness = Readiness::Leaving;
         }
+        self.0.listeners.poke_all();
         self.0.stop_watching();
         let (tx, rx) = oneshot::channel();
         if self.0.driver.send(Input::Leave(tx)).is_ok() {
@@ -479,31 +316,7 @@ impl Drop for Starting {
     }
 }
 
-impl ActorSpec {
-    fn published(&self, id: ActorId, claimed: u64) -> Option<Entry> {
-        let name = self.name.clone().filter(|_| self.public)?;
-        let (class, metadata) = (self.class.clone(), self.metadata.clone());
-        Some(Entry { name, actor: id, class, metadata, unique: self.unique, claimed, lost_to: None })
-    }
-}
-
 impl Inner {
-    pub(super) fn changed(&self) {
-        self.changes.send_modify(|version| *version += 1);
-    }
-
-    fn unpublish(&self, id: ActorId) {
-        {
-            let mut registry = self.registry.lock();
-            if !registry.conceded(id)
-                && let Some(delta) = registry.withdraw(id)
-            {
-                let _ = self.driver.send(Input::Publish(delta));
-            }
-        }
-        self.changed();
-    }
-
     pub(super) fn set_members(&self, members: Vec<MemberInfo>) {
         let members: BTreeMap<_, _> = members.into_iter().map(|m| (m.identity.node, m)).collect();
         let differs = {
@@ -517,6 +330,7 @@ impl Inner {
             differs
         };
         if differs {
+            self.listeners.poke_all();
             self.changed();
         }
     }
@@ -551,29 +365,6 @@ impl Inner {
             me: false,
         }));
         all
-    }
-
-    fn instance(&self, node: NodeId, entry: Entry) -> Option<Instance> {
-        let addr = if node == self.id { self.me.lock().addr } else { self.living(node)?.addr };
-        Some(Instance {
-            name: entry.name,
-            target: Target { node, actor: entry.actor },
-            addr: addr.to_string(),
-            class: entry.class,
-            metadata: entry.metadata,
-            unique: entry.unique,
-        })
-    }
-
-    pub(super) fn published(&self) -> BTreeMap<String, Vec<Instance>> {
-        let names = self.registry.lock().names();
-        names
-            .into_iter()
-            .map(|(name, all)| {
-                (name, all.into_iter().filter_map(|(node, e)| self.instance(node, e)).collect::<Vec<_>>())
-            })
-            .filter(|(_, all)| !all.is_empty())
-            .collect()
     }
 
     fn link_to(&self, node: NodeId) -> Result<Arc<Link>> {

@@ -6,19 +6,20 @@
 mod snapshot;
 mod worker;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use pulsing_core::{ActorId, CallOptions, Error, Instance, Reply};
+use pulsing_core::{ActorId, CallOptions, Error, Instance, NameChange, Reply, Result};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
 use crate::protocol::{self, Description, LoadReport};
 
+use snapshot::NAMES_SHOWN;
 pub use snapshot::Snapshot;
 pub use worker::{Lease, State, Worker};
 
@@ -43,10 +44,17 @@ pub struct Pool {
 struct Entries {
     /// In order of appearance, which decides what the alias means among mixed models.
     workers: Vec<Entry>,
-    /// Instances under the name that are no Workers, with the reason.
-    strangers: Vec<String>,
+    /// Instances under the name that are no Workers, with what they are.
+    strangers: BTreeMap<ActorId, String>,
     /// The model the alias stands for.
     primary: Option<String>,
+}
+
+impl Entries {
+    fn forget(&mut self, actor: ActorId) {
+        self.strangers.remove(&actor);
+        self.workers.retain(|entry| entry.worker.target().actor != actor);
+    }
 }
 
 struct Entry {
@@ -62,7 +70,11 @@ impl Drop for Entry {
 
 impl Pool {
     /// Starts watching. Call it inside a tokio runtime.
-    pub fn start(cluster: Arc<dyn Cluster>, worker_name: &str, model_name: &str) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// `InvalidName` when nobody can serve under `worker_name`.
+    pub fn start(cluster: Arc<dyn Cluster>, worker_name: &str, model_name: &str) -> Result<Arc<Self>> {
+        let mut instances = cluster.watch_name(worker_name)?;
         let pool = Arc::new(Self {
             cluster,
             worker_name: worker_name.to_owned(),
@@ -72,18 +84,16 @@ impl Pool {
             version: watch::Sender::new(0),
             watcher: Mutex::default(),
         });
-        let mut changes = pool.cluster.changes();
-        changes.mark_unchanged();
-        pool.refresh();
+        pool.apply(instances.take());
         let watched = Arc::downgrade(&pool);
         let watcher = tokio::spawn(async move {
-            while changes.changed().await.is_ok() {
+            while instances.changed().await.is_ok() {
                 let Some(pool) = watched.upgrade() else { return };
-                pool.refresh();
+                pool.apply(instances.take());
             }
         });
         *pool.watcher.lock() = Some(watcher);
-        pool
+        Ok(pool)
     }
 
     /// Stops watching; requests under way keep their Workers.
@@ -123,47 +133,51 @@ impl Pool {
 
     /// Why nobody can serve `model` now, as the rest of a sentence that starts "No available workers".
     pub fn explain(&self, model: &str) -> String {
-        let names = self.cluster.names();
-        self.snapshot().explain(&self.worker_name, model, &names)
+        let (count, first) = self.cluster.first_names(NAMES_SHOWN);
+        self.snapshot().explain(&self.worker_name, model, count, &first)
     }
 
-    fn refresh(self: &Arc<Self>) {
-        let instances = self.cluster.instances(&self.worker_name);
+    fn apply(self: &Arc<Self>, mut changes: Vec<NameChange>) {
+        // Of Workers that are found together the same comes first for every Router.
+        changes.sort_by_key(|change| change.instance().target.actor);
         {
             let mut entries = self.entries.lock();
-            let mut known: HashMap<ActorId, Instance> = HashMap::new();
-            entries.strangers.clear();
-            for instance in instances {
-                match instance.metadata.get("kind").map(String::as_str) {
-                    Some("worker") => {
-                        known.insert(instance.target.actor, instance);
-                    }
-                    kind => entries.strangers.push(kind.unwrap_or("actor").to_owned()),
+            for change in changes {
+                match change {
+                    NameChange::Added(instance) | NameChange::Updated(instance) => self.enter(&mut entries, &instance),
+                    NameChange::Removed(instance) => entries.forget(instance.target.actor),
                 }
-            }
-            entries.workers.retain(|entry| match known.remove(&entry.worker.target().actor) {
-                Some(instance) => {
-                    entry.worker.set_metadata(&instance.metadata);
-                    true
-                }
-                None => false,
-            });
-            let mut fresh: Vec<Instance> = known.into_values().collect();
-            fresh.sort_by_key(|instance| instance.target.actor);
-            for instance in fresh {
-                let worker = Arc::new(Worker::new(&instance));
-                let subscription = tokio::spawn(subscribe(Arc::downgrade(self), Arc::clone(&worker)));
-                tracing::info!(worker = %instance.target.actor, addr = %instance.addr, "worker appeared");
-                entries.workers.push(Entry { worker, subscription });
             }
         }
         self.publish();
     }
 
+    fn enter(self: &Arc<Self>, entries: &mut Entries, instance: &Instance) {
+        let actor = instance.target.actor;
+        let kind = instance.metadata.get("kind").map_or("actor", String::as_str);
+        if kind != "worker" {
+            entries.forget(actor);
+            entries.strangers.insert(actor, kind.to_owned());
+        } else if let Some(entry) = entries.workers.iter().find(|entry| entry.worker.target().actor == actor) {
+            entry.worker.set_metadata(&instance.metadata);
+        } else {
+            entries.strangers.remove(&actor);
+            let worker = Arc::new(Worker::new(instance));
+            let subscription = tokio::spawn(subscribe(Arc::downgrade(self), Arc::clone(&worker)));
+            tracing::info!(worker = %actor, addr = %instance.addr, "worker appeared");
+            entries.workers.push(Entry { worker, subscription });
+        }
+    }
+
     fn publish(&self) {
         let mut entries = self.entries.lock();
         let workers: Vec<Arc<Worker>> = entries.workers.iter().map(|entry| Arc::clone(&entry.worker)).collect();
-        let snapshot = Snapshot::new(workers, entries.strangers.clone(), &self.model_name, entries.primary.as_deref());
+        let snapshot = Snapshot::new(
+            workers,
+            entries.strangers.values().cloned().collect(),
+            &self.model_name,
+            entries.primary.as_deref(),
+        );
         if snapshot.primary() != entries.primary.as_deref() {
             if let (Some(model), true) = (snapshot.primary(), snapshot.mixed()) {
                 tracing::warn!(

@@ -1,6 +1,6 @@
 //! An immutable picture of the pool.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use pulsing_core::Instance;
 use super::{State, Worker};
 
 /// Names listed in a 503 before it says how many more there are.
-const NAMES_SHOWN: usize = 20;
+pub(super) const NAMES_SHOWN: usize = 20;
 
 /// The Workers at one moment.
 #[derive(Debug, Default)]
@@ -113,7 +113,8 @@ impl Snapshot {
         listed
     }
 
-    pub(super) fn explain(&self, worker_name: &str, model: &str, names: &BTreeMap<String, Vec<Instance>>) -> String {
+    /// `names`: how many the cluster has; `first`: an instance each of some of them.
+    pub(super) fn explain(&self, worker_name: &str, model: &str, names: usize, first: &[Instance]) -> String {
         let mut text = if self.all.is_empty() {
             format!("no worker is registered under the name {worker_name:?}.")
         } else {
@@ -147,21 +148,15 @@ impl Snapshot {
                 self.strangers.iter().take(4).cloned().collect::<Vec<_>>().join(", ")
             );
         }
-        if names.is_empty() {
+        if names == 0 {
             text.push_str(" No names exist in the cluster yet: start a worker with --seeds pointing at this cluster.");
             return text;
         }
-        let shown: Vec<String> = names
-            .iter()
-            .take(NAMES_SHOWN)
-            .map(|(name, instances)| {
-                let kind = instances.first().and_then(|instance| instance.metadata.get("kind"));
-                format!("{name} ({})", kind.map_or("actor", String::as_str))
-            })
-            .collect();
+        let kind = |one: &Instance| one.metadata.get("kind").map_or("actor", String::as_str).to_owned();
+        let shown: Vec<String> = first.iter().map(|one| format!("{} ({})", one.name, kind(one))).collect();
         let _ = write!(text, " Names in the cluster: {}", shown.join(", "));
-        if names.len() > NAMES_SHOWN {
-            let _ = write!(text, " and {} more", names.len() - NAMES_SHOWN);
+        if names > shown.len() {
+            let _ = write!(text, " and {} more", names - shown.len());
         }
         text.push('.');
         text

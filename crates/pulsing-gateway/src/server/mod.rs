@@ -87,7 +87,8 @@ impl Gateway {
             }
         }
         let (listener, addr) = listen::bind(&config.host, config.port)?;
-        let pool = Pool::start(Arc::clone(&cluster), &config.worker_name, &config.model_name);
+        let pool = Pool::start(Arc::clone(&cluster), &config.worker_name, &config.model_name)
+            .map_err(|error| GatewayError::Config(format!("worker_name: {error}")))?;
         let policy = config.policy.build();
         let placement = Arc::new(Placement { cluster, pool, policy, config, metrics: Metrics::default() });
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());

@@ -5,6 +5,7 @@ pub mod engine;
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,10 +14,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use pulsing_core::call::{CallControl, CancelSignal};
 use pulsing_core::{
-    ActorId, AppError, CallHandle, CallOptions, Credit, Error, Instance, ItemStream, NodeId, Payload, Reply,
-    ReplyEvent, ReplySink, Responder, StreamSink, Target,
+    ActorId, AppError, CallHandle, CallOptions, Credit, Error, Instance, ItemStream, NameChange, NodeId, Payload,
+    Reply, ReplyEvent, ReplySink, Responder, StreamSink, Target,
 };
-use pulsing_gateway::cluster::BoxFuture;
+use pulsing_gateway::cluster::{BoxFuture, Instances};
 use pulsing_gateway::protocol::{self, Delta, Deltas, Description, Generate, Kind, LoadReport, Request, Usage};
 use pulsing_gateway::{Cluster, Gateway, GatewayConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -127,6 +128,10 @@ impl FakeCluster {
     fn changed(&self) {
         self.0.changes.send_modify(|version| *version += 1);
     }
+    /// Instances under a name.
+    pub fn count(&self, name: &str) -> usize {
+        self.list().into_iter().filter(|one| one.name == name).count()
+    }
     fn list(&self) -> Vec<Instance> {
         let workers = self.0.workers.lock();
         let instance = |(name, worker): &(String, Arc<FakeWorker>)| Instance {
@@ -196,19 +201,47 @@ impl Drop for Cancelling {
     }
 }
 
-impl Cluster for FakeCluster {
-    fn instances(&self, name: &str) -> Vec<Instance> {
-        self.list().into_iter().filter(|instance| instance.name == name).collect()
+struct FakeWatch {
+    cluster: FakeCluster,
+    name: String,
+    changes: watch::Receiver<u64>,
+    known: BTreeMap<ActorId, Instance>,
+}
+
+impl Instances for FakeWatch {
+    fn changed(&mut self) -> Pin<Box<dyn Future<Output = pulsing_core::Result<()>> + Send + '_>> {
+        Box::pin(async move { self.changes.changed().await.map_err(|_| Error::ShutDown) })
     }
-    fn names(&self) -> BTreeMap<String, Vec<Instance>> {
-        let mut names: BTreeMap<String, Vec<Instance>> = BTreeMap::new();
-        for instance in self.list() {
-            names.entry(instance.name.clone()).or_default().push(instance);
+    fn take(&mut self) -> Vec<NameChange> {
+        self.changes.mark_unchanged();
+        let found = self.cluster.list().into_iter().filter(|one| one.name == self.name);
+        let found: BTreeMap<_, _> = found.map(|one| (one.target.actor, one)).collect();
+        let before = std::mem::replace(&mut self.known, found);
+        let mut changes = Vec::new();
+        for (actor, one) in &self.known {
+            match before.get(actor) {
+                None => changes.push(NameChange::Added(one.clone())),
+                Some(known) if known != one => changes.push(NameChange::Updated(one.clone())),
+                Some(_) => {}
+            }
         }
-        names
+        let gone = before.into_iter().filter(|(actor, _)| !self.known.contains_key(actor));
+        changes.extend(gone.map(|(_, one)| NameChange::Removed(one)));
+        changes
     }
-    fn changes(&self) -> watch::Receiver<u64> {
-        self.0.changes.subscribe()
+}
+
+impl Cluster for FakeCluster {
+    fn watch_name(&self, name: &str) -> pulsing_core::Result<Box<dyn Instances>> {
+        let changes = self.0.changes.subscribe();
+        Ok(Box::new(FakeWatch { cluster: self.clone(), name: name.to_owned(), changes, known: BTreeMap::new() }))
+    }
+    fn first_names(&self, limit: usize) -> (usize, Vec<Instance>) {
+        let mut names = BTreeMap::new();
+        for instance in self.list() {
+            names.entry(instance.name.clone()).or_insert(instance);
+        }
+        (names.len(), names.into_values().take(limit).collect())
     }
     fn call(&self, target: Target, payload: Payload, options: CallOptions) -> BoxFuture<pulsing_core::Result<Reply>> {
         let worker =

@@ -150,7 +150,8 @@ impl WorkerPicker {
         let runtime = system.runtime();
         let _guard = runtime.enter();
         // No client ever names a model here, so no alias is needed.
-        let pool = Pool::start(Arc::new(system.core()), worker_name, "");
+        let pool = Pool::start(Arc::new(system.core()), worker_name, "")
+            .map_err(|error| PyValueError::new_err(format!("worker_name: {error}")))?;
         Ok(Self { pool, kind, policy: Mutex::new(kind.build().into()) })
     }
     /// `(node id, actor id)` of a ready worker, or None. `key` ties requests of one conversation together.

@@ -1,15 +1,18 @@
-//! Doubts about members, from hint to verdict: checks that a closed link starts, suspicions, refused dials.
+//! Doubts about members, from hint to verdict: checks that a closed link starts, and suspicions (Lifeguard, M2, M3).
+//!
+//! A suspect is pinged anew in every period, told that it is suspected so that it can refute at once, and pinged by others
+//! on our behalf. One of them that reaches it speaks for it; one that does not either says so, which confirms the
+//! suspicion independently, and shows that it is not we who hear nobody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use foca::State;
 
-use super::{Body, DIRECT, DownReason, Identity, MemberEvent, Membership, NodeId, TimerKind};
+use super::event::TimerKind;
+use super::{Body, DownReason, FANOUT, Identity, MemberEvent, Membership, NodeId};
 use crate::system::MemberState;
 
-/// A refusal counts for this long.
-const REFUSAL_COUNTS_FOR: Duration = Duration::from_secs(10);
 /// A suspect that talks but does not refute gets its suspicion time anew this often.
 const EXTENSIONS: u32 = 2;
 
@@ -17,8 +20,8 @@ const EXTENSIONS: u32 = 2;
 pub(super) struct Doubts {
     checks: BTreeMap<NodeId, Check>,
     suspicions: BTreeMap<NodeId, Suspicion>,
-    /// By target, then observer: when.
-    refusals: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
+    /// By target, then observer: when its dial was refused.
+    pub(super) refusals: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
 }
 
 #[derive(Debug)]
@@ -32,8 +35,34 @@ struct Suspicion {
     identity: Identity,
     incarnation: u16,
     since: Duration,
-    due: Duration,
+    /// When it is looked at next. Timers of an earlier plan find it in the future.
+    wake: Duration,
     extended: u32,
+    /// Who was asked to ping the suspect.
+    asked: BTreeSet<NodeId>,
+    /// Who of them could not reach it either.
+    confirmed: BTreeSet<NodeId>,
+    /// Whether any of them answered at all.
+    replied: bool,
+    /// The first round of answers has been judged.
+    judged: bool,
+}
+
+impl Doubts {
+    pub fn len(&self) -> usize {
+        let refusals: usize = self.refusals.values().map(BTreeMap::len).sum();
+        self.checks.len() + self.suspicions.len() + refusals
+    }
+
+    pub fn is_suspected(&self, node: NodeId) -> bool {
+        self.suspicions.contains_key(&node)
+    }
+
+    pub fn clear(&mut self, node: NodeId) {
+        self.suspicions.remove(&node);
+        self.checks.remove(&node);
+        self.refusals.remove(&node);
+    }
 }
 
 impl Membership {
@@ -59,15 +88,51 @@ impl Membership {
         self.ping_around(target, None);
     }
 
-    fn ping_around(&mut self, target: Identity, suspected: Option<u16>) {
+    /// Pings directly and through others; who the others are.
+    fn ping_around(&mut self, target: Identity, suspected: Option<u16>) -> Vec<NodeId> {
         self.send_ping(target, self.me(), suspected);
-        for helper in self.helpers(target.node) {
-            self.send_note(helper, Body::PingFor { target });
+        let helpers = self.some_active(FANOUT, |id| id.node != target.node);
+        for helper in &helpers {
+            self.send_note(*helper, Body::PingFor { target, suspected });
         }
+        helpers.iter().map(|helper| helper.node).collect()
     }
 
     pub(super) fn send_ping(&mut self, to: Identity, origin: Identity, suspected: Option<u16>) {
         self.send_note(to, Body::Ping { to, origin, suspected });
+    }
+
+    /// Another node asks for a ping on its behalf.
+    pub(super) fn run_errand(&mut self, target: Identity, asker: Identity, suspected: Option<u16>) {
+        self.send_ping(target, asker, suspected);
+        let since = self.now;
+        self.schedule(self.timing.period, TimerKind::Errand { target, asker, since });
+    }
+
+    /// The time for an answer to such a ping is over; an answer would have been passed on.
+    pub(super) fn errand_due(&mut self, target: Identity, asker: Identity, since: Duration) {
+        if self.view.last_heard(target.node).is_none_or(|heard| heard <= since) {
+            self.send_note(asker, Body::Silent { target });
+        }
+    }
+
+    /// A helper could not reach `target` either.
+    pub(super) fn silent_elsewhere(&mut self, target: Identity, helper: NodeId) {
+        let Some(suspicion) = self.doubts.suspicions.get_mut(&target.node) else { return };
+        if suspicion.identity != target || !suspicion.asked.contains(&helper) {
+            return;
+        }
+        suspicion.replied = true;
+        suspicion.confirmed.insert(helper);
+        self.plan(target.node);
+    }
+
+    /// A helper reached `target`.
+    pub(super) fn answered_elsewhere(&mut self, target: NodeId) {
+        if let Some(suspicion) = self.doubts.suspicions.get_mut(&target) {
+            suspicion.replied = true;
+        }
+        self.heard(target);
     }
 
     pub(super) fn check_due(&mut self, node: NodeId) {
@@ -80,7 +145,7 @@ impl Membership {
         let answered = self.view.last_heard(node).is_some_and(|heard| heard > started);
         if let Some((target, state, incarnation)) = self.view.active(node).filter(|_| !answered) {
             if state == MemberState::Alive {
-                self.apply(target, incarnation, State::Suspect);
+                self.apply(target, incarnation, State::Suspect, true);
             }
             self.suspect(target, incarnation);
         }
@@ -92,49 +157,99 @@ impl Membership {
         if known.is_some_and(|known| known.identity == identity && known.incarnation == incarnation) {
             return;
         }
-        let wait = self.suspicion_time();
-        let suspicion = Suspicion { identity, incarnation, since: self.now, due: self.now + wait, extended: 0 };
+        let asked = self.ping_around(identity, Some(incarnation)).into_iter().collect();
+        let suspicion = Suspicion {
+            identity,
+            incarnation,
+            since: self.now,
+            wake: Duration::MAX,
+            extended: 0,
+            asked,
+            confirmed: BTreeSet::new(),
+            replied: false,
+            judged: false,
+        };
         self.doubts.suspicions.insert(identity.node, suspicion);
-        self.schedule(wait / 2, TimerKind::Suspicion(identity.node));
-        self.ping_around(identity, Some(incarnation));
+        self.plan(identity.node);
     }
 
-    fn suspicion_time(&self) -> Duration {
-        let stretch = 1.0 + f64::from(self.health.score()) / 2.0;
-        self.timing.suspicion_for(self.swim.num_members() + 1).mul_f64(stretch)
+    /// How long a suspect has to refute: Lifeguard's formula, from `max` down to `min` with the logarithm of the
+    /// confirmations. With too few others to confirm anything the shortest time is all there is.
+    fn suspicion_time(&self, confirmations: usize) -> Duration {
+        let members = self.swim.num_members() + 1;
+        let (min, max) = (self.timing.suspicion, self.timing.longest_suspicion(members));
+        let expected = FANOUT.min(members.saturating_sub(2));
+        let time = if expected == 0 {
+            min
+        } else {
+            let confirmed = ((confirmations + 1) as f64).ln() / ((expected + 1) as f64).ln();
+            max.saturating_sub((max - min).mul_f64(confirmed)).max(min)
+        };
+        time.mul_f64(1.0 + f64::from(self.health.score()) / 2.0)
+    }
+
+    /// Wakes for the next round, or for the end if that comes first.
+    fn plan(&mut self, node: NodeId) {
+        let Some(suspicion) = self.doubts.suspicions.get(&node) else { return };
+        let due = suspicion.since + self.suspicion_time(suspicion.confirmed.len());
+        let wake = due.min(suspicion.wake.min(self.now + self.timing.period)).max(self.now);
+        let Some(suspicion) = self.doubts.suspicions.get_mut(&node) else { return };
+        if wake != suspicion.wake {
+            suspicion.wake = wake;
+            self.schedule(wake - self.now, TimerKind::Suspicion(node));
+        }
     }
 
     pub(super) fn suspicion_due(&mut self, node: NodeId) {
-        let full = self.suspicion_time();
         let Some(suspicion) = self.doubts.suspicions.get_mut(&node) else { return };
-        let (identity, incarnation) = (suspicion.identity, suspicion.incarnation);
-        if suspicion.due > self.now {
-            let rest = suspicion.due - self.now;
-            self.schedule(rest, TimerKind::Suspicion(node));
-            return self.ping_around(identity, Some(incarnation));
+        if suspicion.wake > self.now {
+            return;
         }
-        let talks = self.view.last_heard(node).is_some_and(|heard| heard > suspicion.since);
-        if talks && suspicion.extended < EXTENSIONS {
-            suspicion.extended += 1;
-            suspicion.since = self.now;
-            suspicion.due = self.now + full;
-            self.schedule(full / 2, TimerKind::Suspicion(node));
-            return self.ping_around(identity, Some(incarnation));
+        suspicion.wake = Duration::MAX;
+        let (identity, incarnation, since) = (suspicion.identity, suspicion.incarnation, suspicion.since);
+        let (extended, confirmations) = (suspicion.extended, suspicion.confirmed.len());
+        if self.now > since + self.timing.period && !std::mem::replace(&mut suspicion.judged, true) {
+            // Not one of the helpers said anything: the fault may well be ours.
+            if !suspicion.replied && !suspicion.asked.is_empty() {
+                self.health.worse(1);
+            }
         }
-        self.doubts.suspicions.remove(&node);
-        if self.view.active(node) == Some((identity, MemberState::Suspect, incarnation)) {
-            self.condemn(identity, incarnation, DownReason::Unresponsive);
+        let due = since + self.suspicion_time(confirmations);
+        let talks = self.view.last_heard(node).is_some_and(|heard| heard > since);
+        if due <= self.now && (!talks || extended >= EXTENSIONS) {
+            self.doubts.suspicions.remove(&node);
+            if self.view.active(node) == Some((identity, MemberState::Suspect, incarnation)) {
+                let reason = if talks { DownReason::Deaf } else { DownReason::Unresponsive };
+                self.condemn(identity, incarnation, reason, self.hears_anybody(since, node));
+            }
+            return;
         }
+        let asked = self.ping_around(identity, Some(incarnation));
+        if let Some(suspicion) = self.doubts.suspicions.get_mut(&node) {
+            suspicion.asked.extend(asked);
+            if due <= self.now {
+                suspicion.extended += 1;
+                suspicion.since = self.now;
+                suspicion.confirmed.clear();
+            }
+        }
+        self.plan(node);
+    }
+
+    /// Whether anyone but `suspect` was heard since then. One who hears nobody may be the one who is cut off, and keeps its
+    /// verdicts to itself: those who hear it would take them for news.
+    fn hears_anybody(&self, since: Duration, suspect: NodeId) -> bool {
+        self.swim.num_members() < 2 || self.view.anyone_heard(since, suspect)
     }
 
     /// After a pause of our own: every silence so far may have been ours.
     pub(super) fn doubt_afresh(&mut self) {
-        let full = self.suspicion_time();
         let wait = self.timing.period * (self.health.score() + 1);
         let mut again = Vec::new();
         for suspicion in self.doubts.suspicions.values_mut() {
             suspicion.since = self.now;
-            suspicion.due = self.now + full;
+            suspicion.wake = Duration::MAX;
+            suspicion.confirmed.clear();
             again.push((suspicion.identity, Some(suspicion.incarnation)));
         }
         for (node, check) in &mut self.doubts.checks {
@@ -143,72 +258,18 @@ impl Membership {
             again.extend(self.view.active(*node).map(|(identity, ..)| (identity, None)));
         }
         for (identity, suspected) in again {
-            self.ping_around(identity, suspected);
-        }
-    }
-
-    /// Our own dial was refused.
-    pub(super) fn refused(&mut self, node: NodeId) {
-        let Some((target, ..)) = self.view.active(node) else { return };
-        let me = self.me().node;
-        let first = self.doubts.refusals.entry(node).or_default().insert(me, self.now).is_none();
-        if first {
-            for peer in self.active(|id| id.node != node).into_iter().take(DIRECT) {
-                self.send_note(peer, Body::Refused { target });
+            let asked = self.ping_around(identity, suspected);
+            if let Some(suspicion) = self.doubts.suspicions.get_mut(&identity.node) {
+                suspicion.asked.extend(asked);
             }
-            // Starts others' dials, unless a closed link already did.
-            self.check(node);
-        }
-        self.weigh_refusals(target);
-    }
-
-    /// Another node's dial was refused.
-    pub(super) fn refused_elsewhere(&mut self, target: Identity, observer: NodeId) {
-        if self.view.active(target.node).is_none_or(|(known, ..)| known != target)
-            || self.view.active(observer).is_none()
-        {
-            return;
-        }
-        let observers = self.doubts.refusals.entry(target.node).or_default();
-        observers.insert(observer, self.now);
-        self.check(target.node);
-        self.weigh_refusals(target);
-    }
-
-    fn weigh_refusals(&mut self, target: Identity) {
-        let me = self.me().node;
-        let Some(observers) = self.doubts.refusals.get(&target.node) else { return };
-        let count = observers.len();
-        // Who might confirm it: members that do not refuse our own dials, too. Without any, our word is all there is.
-        let refused_here = |node: &NodeId| self.doubts.refusals.get(node).is_some_and(|by| by.contains_key(&me));
-        let others = self.swim.iter_members().map(|member| member.id().node);
-        let alone = !others.filter(|node| *node != target.node).any(|node| !refused_here(&node));
-        if count >= 2 || (alone && observers.contains_key(&me)) {
-            let incarnation = self.view.active(target.node).map_or(0, |(_, _, incarnation)| incarnation);
-            self.condemn(target, incarnation, DownReason::Refused { observers: count });
-        } else {
-            return;
-        }
-        // One death may leave us the only possible observer of the next.
-        let rest: Vec<NodeId> = self.doubts.refusals.keys().copied().collect();
-        for node in rest {
-            if let Some((next, ..)) = self.view.active(node) {
-                return self.weigh_refusals(next);
-            }
+            self.plan(identity.node);
         }
     }
 
-    pub(super) fn expire_refusals(&mut self) {
-        let now = self.now;
-        self.doubts.refusals.retain(|_, observers| {
-            observers.retain(|_, at| now.saturating_sub(*at) < REFUSAL_COUNTS_FOR);
-            !observers.is_empty()
-        });
-    }
-
-    fn condemn(&mut self, who: Identity, incarnation: u16, reason: DownReason) {
+    /// Declares a member down; `share`: for all to hear.
+    pub(super) fn condemn(&mut self, who: Identity, incarnation: u16, reason: DownReason, share: bool) {
         self.verdicts.insert(who.node, reason);
-        self.apply(who, incarnation, State::Down);
+        self.apply(who, incarnation, State::Down, share);
         self.verdicts.remove(&who.node);
         // If it lives after all, it should renew itself at once.
         self.send_note(who, Body::YouAreDown { who });
@@ -218,7 +279,7 @@ impl Membership {
     pub(super) fn settle(&mut self, event: &MemberEvent) {
         let node = match event {
             MemberEvent::Refuted(id) => {
-                if self.doubts.suspicions.contains_key(&id.node) {
+                if self.doubts.is_suspected(id.node) {
                     // We were wrong about it.
                     self.health.worse(1);
                 }
@@ -228,8 +289,6 @@ impl Membership {
             MemberEvent::Renewed { old, .. } => old.node,
             _ => return,
         };
-        self.doubts.suspicions.remove(&node);
-        self.doubts.checks.remove(&node);
-        self.doubts.refusals.remove(&node);
+        self.doubts.clear(node);
     }
 }

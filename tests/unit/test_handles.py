@@ -1,0 +1,48 @@
+"""Actors live by themselves: who holds a proxy or a reference has no part in it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+from runtime_util import Run, cluster
+
+import pulsing as pul
+
+
+@pul.remote
+class Worker:
+    async def slowly(self, n: int) -> int:
+        await asyncio.sleep(0.01)
+        return n
+
+    async def count(self, n: int) -> object:
+        for one in range(n):
+            await asyncio.sleep(0)
+            yield one
+
+
+def test_r1_a_call_on_an_actor_that_nobody_holds_is_answered(run: Run) -> None:
+    async def main() -> None:
+        async with cluster(2) as (here, there):
+            for node in (here, there):
+                call = asyncio.create_task((await Worker.spawn(system=here, placement=node.node_id)).slowly(7))
+                gc.collect()
+                assert await call == 7
+                assert await (await Worker.spawn(system=here, placement=node.node_id)).slowly(8) == 8
+                items = (await Worker.spawn(system=here, placement=node.node_id)).count(100)
+                gc.collect()
+                assert [item async for item in items] == list(range(100))
+
+    run(main())
+
+
+def test_a_named_actor_outlives_every_handle(run: Run) -> None:
+    async def main() -> None:
+        async with cluster(2) as (here, there):
+            await Worker.spawn(system=here, name="worker")
+            gc.collect()
+            for node in (here, there):
+                assert await (await Worker.resolve("worker", system=node, timeout=5)).slowly(9) == 9
+
+    run(main())
