@@ -203,6 +203,9 @@ class System:
         seeds: list[str],
         cluster: str,
         passphrase: str | None,
+        cert: str | PathLike[str] | None,
+        key: str | PathLike[str] | None,
+        ca: str | PathLike[str] | None,
         insecure: bool,
         secret_file: str | PathLike[str] | None,
         join_timeout: float | None,
@@ -219,6 +222,7 @@ class System:
         Raises:
             RuntimeError: In a forked child, or while the interpreter exits.
             CoreError: An empty passphrase.
+            ValueError: A passphrase beside certificates, or one of their files without the others.
         """
 
     @property
@@ -542,15 +546,23 @@ def error_kinds() -> list[tuple[str, str]]:
     """Every kind of `CoreError` with what it says about the callee: "no", "maybe" or "yes"."""
 
 def observe_get(
-    addrs: list[str], path: str, timeout: float = 10.0, passphrase: str | None = None, cluster: str = "default"
+    addrs: list[str],
+    path: str,
+    timeout: float = 10.0,
+    passphrase: str | None = None,
+    cluster: str = "default",
+    cert: str | PathLike[str] | None = None,
+    key: str | PathLike[str] | None = None,
+    ca: str | PathLike[str] | None = None,
 ) -> list[tuple[int, str, str | None]]:
-    """GETs `path` from the observer endpoint of every address at once; with a passphrase, over the cluster's TLS.
+    """GETs `path` from the observer endpoint of every address at once; with a passphrase, or with the files of a
+    certificate, over the cluster's TLS.
 
     Returns:
         One tuple an address: ``(status, body, None)``, or ``(0, "", why)`` without an answer within `timeout` seconds.
 
     Raises:
-        ValueError: A timeout that is no positive number, or an empty passphrase.
+        ValueError: A timeout that is no positive number, an empty passphrase, or files that do not serve.
     """
 
 def seed_places(seed: str, *, read: bool = True) -> list[str]:

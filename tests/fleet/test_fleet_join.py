@@ -54,6 +54,25 @@ def inspect(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
 
 
+def test_certificates_reach_router_and_engine_workers(fleet: Fleet) -> None:
+    openssl = [
+        'openssl req -x509 -newkey ed25519 -noenc -subj "/CN=authority" -keyout ca.key -out ca.pem',
+        'openssl req -new -newkey ed25519 -noenc -subj "/CN=nodes" -keyout node.key -out node.csr',
+        "printf 'subjectAltName=IP:127.0.0.1' > node.ext",
+        "openssl x509 -req -in node.csr -CA ca.pem -CAkey ca.key -extfile node.ext -out node.pem",
+    ]
+    subprocess.run(["sh", "-ec", "\n".join(openssl)], cwd=fleet.directory, check=True, capture_output=True)
+    names = {"cert": "node.pem", "key": "node.key", "ca": "ca.pem"}
+    fleet.write(engine("--model", "m", join=JOIN), routers=[router()], **names)
+    fleet.up()
+    cell = fleet.wait("chat/0", joined=True)
+    assert ask(fleet) == (200, str(cell["pids"]["0"]))
+    seed = fleet.cell("front/0")["addrs"]["0"]["node"]
+    flags = [word for name, file in names.items() for word in (f"--{name}", str(fleet.directory / file))]
+    assert cell["addrs"]["0"]["primary"] in inspect("--seeds", seed, "--detailed", "True", *flags).stdout
+    assert inspect("--seeds", seed, "--timeout", "3").returncode != 0, "no certificate"
+
+
 @pytest.mark.parametrize("how", ["file", "flags"])
 def test_a_secret_reaches_router_and_engine_workers(fleet: Fleet, how: str) -> None:
     (fleet.directory / "secret").write_text("correct horse\n")

@@ -28,6 +28,7 @@ pub mod system;
 pub use call::{Call, CallHandle, CallOptions, Mode, Reply, ReplyEvent, ReplySink, Responder};
 pub use error::{AppError, Error, Result, StateChange};
 pub use id::{ActorId, NodeId};
+pub use net::pki::PkiFiles;
 pub use net::tells::{PendingTell, TELL_WINDOW};
 pub use net::tls::Passphrase;
 pub use net::transport::Transport;

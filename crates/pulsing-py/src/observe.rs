@@ -1,5 +1,6 @@
 //! Reads other nodes' observer endpoints, for `pulsing inspect`: no node is started, nothing is joined.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pulsing_core::net::tls::{ClusterTls, Passphrase};
@@ -7,18 +8,21 @@ use pulsing_core::{Seed, observe};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::system::pki_files;
+
 /// How often a waiting call looks for Ctrl-C.
 const SIGNAL_TICK: Duration = Duration::from_millis(100);
 
 /// GETs `path` from every address at once, each within `timeout` seconds, and waits for all of them. With a
-/// `passphrase`, over the TLS of the cluster named `cluster`.
+/// `passphrase`, or `cert`, `key` and `ca` (paths of PEM files), over the TLS of the cluster named `cluster`.
 ///
 /// One tuple an address, in their order: `(status, body, None)`, or `(0, "", why)` when no answer came.
 ///
 /// # Errors
-/// `ValueError` for a timeout that is no positive number of seconds, or an empty passphrase; `KeyboardInterrupt` as usual.
+/// `ValueError` for a timeout that is no positive number of seconds, an empty passphrase, or files that do not serve;
+/// `KeyboardInterrupt` as usual.
 #[pyfunction]
-#[pyo3(signature = (addrs, path, timeout = 10.0, passphrase = None, cluster = "default"))]
+#[pyo3(signature = (addrs, path, timeout = 10.0, passphrase = None, cluster = "default", cert = None, key = None, ca = None))]
 pub(crate) fn observe_get(
     py: Python<'_>,
     addrs: Vec<String>,
@@ -26,15 +30,21 @@ pub(crate) fn observe_get(
     timeout: f64,
     passphrase: Option<&str>,
     cluster: &str,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    ca: Option<PathBuf>,
 ) -> PyResult<Vec<(u16, String, Option<String>)>> {
     let limit = Duration::try_from_secs_f64(timeout)
         .ok()
         .filter(|limit| !limit.is_zero())
         .ok_or_else(|| PyValueError::new_err(format!("timeout={timeout}: expected a positive number of seconds")))?;
-    let tls = passphrase
-        .map(|text| ClusterTls::new(&Passphrase::new(text)?, cluster))
-        .transpose()
-        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let tls = match (passphrase, pki_files(cert, key, ca)?) {
+        (Some(_), Some(_)) => return Err(PyValueError::new_err("passphrase and cert exclude each other")),
+        (Some(text), None) => Some(Passphrase::new(text).and_then(|secret| ClusterTls::new(&secret, cluster))),
+        (None, Some(files)) => Some(ClusterTls::from_files(&files, cluster, None)),
+        (None, None) => None,
+    };
+    let tls = tls.transpose().map_err(|error| PyValueError::new_err(error.to_string()))?;
     // A runtime of its own, on this thread: a command that only looks should not start the node's threads.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pulsing_core as core;
 use pulsing_core::{
-    ActorId, ActorSpec, CallOptions, Error, NodeId, Passphrase, Security, SystemConfig, Target, Transport,
+    ActorId, ActorSpec, CallOptions, Error, NodeId, Passphrase, PkiFiles, Security, SystemConfig, Target, Transport,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -100,10 +100,26 @@ fn seconds(what: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
         .transpose()
 }
 
+/// The three files of a node's certificate, or none.
+///
+/// # Errors
+/// `ValueError` for some of them without the others.
+pub(crate) fn pki_files(
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    ca: Option<PathBuf>,
+) -> PyResult<Option<PkiFiles>> {
+    match (cert, key, ca) {
+        (Some(cert), Some(key), Some(ca)) => Ok(Some(PkiFiles { cert, key, ca })),
+        (None, None, None) => Ok(None),
+        _ => Err(PyValueError::new_err("cert, key and ca belong together: give all three, or none")),
+    }
+}
+
 #[pymethods]
 impl System {
     #[staticmethod]
-    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, insecure, secret_file, join_timeout, observe, max_message, stream_idle, preset = None, host = None))]
+    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, cert, key, ca, insecure, secret_file, join_timeout, observe, max_message, stream_idle, preset = None, host = None))]
     fn start(
         py: Python<'_>,
         bridge: &Bridge,
@@ -113,6 +129,9 @@ impl System {
         seeds: Vec<String>,
         cluster: String,
         passphrase: Option<String>,
+        cert: Option<PathBuf>,
+        key: Option<PathBuf>,
+        ca: Option<PathBuf>,
         insecure: bool,
         secret_file: Option<PathBuf>,
         join_timeout: Option<f64>,
@@ -126,10 +145,14 @@ impl System {
             Some(test) => (test.runtime.clone(), Transport::Memory(test.host.clone())),
             None => (runtime::handle()?, Transport::Tcp),
         };
-        let security = match (passphrase, insecure) {
-            (Some(text), _) => Security::Passphrase(Passphrase::new(&text).map_err(|error| errors::raise(py, &error))?),
-            (None, true) => Security::Insecure,
-            (None, false) => Security::Local,
+        let security = match (passphrase, pki_files(cert, key, ca)?, insecure) {
+            (Some(text), None, _) => {
+                Security::Passphrase(Passphrase::new(&text).map_err(|error| errors::raise(py, &error))?)
+            }
+            (None, Some(files), _) => Security::Pki(files),
+            (Some(_), Some(_), _) => return Err(PyValueError::new_err("passphrase and cert exclude each other")),
+            (None, None, true) => Security::Insecure,
+            (None, None, false) => Security::Local,
         };
         let mut config = SystemConfig {
             addr,

@@ -101,7 +101,7 @@ async def _start(
     from pulsing.core import ActorClass
     from pulsing.exceptions import ConfigError, InvalidNameError, PulsingError
 
-    passphrase = _settings.passphrase(settings["passphrase_file"])
+    passphrase = None if settings["cert"] else _settings.passphrase(settings["passphrase_file"])
     try:
         async with _telling_what_it_waits_for(settings["seeds"], say):
             system = await pul.init(

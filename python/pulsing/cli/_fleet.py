@@ -88,11 +88,15 @@ def up(
     passphrase_file: Annotated[
         str | None, option("passphrase_file", "The cluster's secret, for the fleet's Routers and EngineWorkers.")
     ] = None,
+    cert: Annotated[str | None, option("cert", "PEM file of their certificate, in place of a secret.")] = None,
+    key: Annotated[str | None, option("key")] = None,
+    ca: Annotated[str | None, option("ca")] = None,
     cluster: Annotated[str | None, option("cluster", "The cluster that they form, or join.")] = None,
 ) -> None:
     from pulsing.fleet import FleetRunningError, Launcher, PortTakenError
 
-    given = {"passphrase_file": _absolute(passphrase_file), "cluster": cluster}
+    files = {"passphrase_file": passphrase_file, "cert": cert, "key": key, "ca": ca}
+    given = {**{name: _absolute(file) for name, file in files.items()}, "cluster": cluster}
     deployment = _deployment(file).model_copy(update={key: value for key, value in given.items() if value is not None})
 
     said: dict[str, str] = {}

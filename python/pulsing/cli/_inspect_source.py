@@ -3,11 +3,13 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from pulsing.cli._errors import FailureError, MisuseError, UnreachableError
-from pulsing.cli._settings import passphrase
+from pulsing.cli._settings import PASSPHRASE, check_security, passphrase
 
+Pki: TypeAlias = tuple[str | None, str | None, str | None]
+"""Files of a certificate, its key, and the authorities."""
 DEFAULT_PORT = 8000
 HINT = "\nIs the node running, is this its --addr, and was it started without --no_observe?"
 _LONGEST = 86400  # seconds
@@ -35,8 +37,8 @@ class Answer:
 class Source:
     """Whom to ask: `endpoint` is one node, `seeds` lead to all of them. `timeout` in seconds, for each node.
 
-    With a secret (`passphrase_file`, or `PULSING_PASSPHRASE`), over the TLS of the cluster of this name. With
-    `best_effort`, nodes that fail are kept in `failures` and the others are shown; `close` tells of them.
+    With a secret (`passphrase_file`, or `PULSING_PASSPHRASE`) or a certificate (`pki`), over the TLS of the cluster of
+    this name. With `best_effort`, nodes that fail are kept in `failures` and the others shown; `close` tells of it.
     """
 
     seeds: str | None
@@ -45,6 +47,7 @@ class Source:
     endpoint: str | None = None
     passphrase_file: str | None = None
     cluster: str = "default"
+    pki: Pki = (None, None, None)
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     """Address -> why it did not answer."""
     others: list[str] = dataclasses.field(default_factory=list)
@@ -61,8 +64,13 @@ class Source:
         from pulsing._core import observe_get
 
         secret = None if plain else passphrase(self.passphrase_file)
+        check_security("--passphrase_file" if self.passphrase_file else PASSPHRASE if secret else None, *self.pki)
+        cert, key, ca = (None, None, None) if plain else self.pki
         answers = []
-        found = observe_get(list(addrs), path, limit or self.timeout, secret, self.cluster)
+        try:
+            found = observe_get(list(addrs), path, limit or self.timeout, secret, self.cluster, cert, key, ca)
+        except ValueError as unfit:
+            raise FailureError(f"{unfit}.") from None
         for addr, (status, body, error) in zip(addrs, found, strict=True):
             refusal = f"{addr} answers {status} to {path}: {body[:200]}" if status != 200 else None
             answers.append(Answer(addr, body, error or refusal))

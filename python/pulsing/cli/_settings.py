@@ -13,7 +13,17 @@ from pulsing.core._config import NodeSettings
 from pulsing.core._settings import BY_NAME, PASSPHRASE, SETTINGS, Setting
 from pulsing.exceptions import ConfigError
 
-__all__ = ["SETTINGS", "default_text", "of_the_node", "option", "passphrase", "resolve", "with_flags"]
+__all__ = [
+    "PASSPHRASE",
+    "SETTINGS",
+    "check_security",
+    "default_text",
+    "of_the_node",
+    "option",
+    "passphrase",
+    "resolve",
+    "with_flags",
+]
 
 
 def default_text(setting: Setting, serving: bool) -> str:
@@ -85,8 +95,7 @@ def resolve(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, 
     except ConfigError as error:
         raise _of_the_cli(error) from None
     secret = "--passphrase_file" if values["passphrase_file"] else PASSPHRASE if PASSPHRASE in environ else None
-    if values["insecure"] and secret:
-        raise MisuseError(f"{secret} and --insecure exclude each other: a cluster has a secret, or it has none.")
+    check_security(secret, values["cert"], values["key"], values["ca"], values["insecure"])
     values["seeds"] = [seed for seed in values["seeds"] if seed]
     # An unset variable in a script must not start a second cluster in silence.
     if flags.get("seeds") is not None and not values["seeds"]:
@@ -94,6 +103,22 @@ def resolve(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, 
             f"--seeds {flags['seeds']!r} names no node: give host:port, or leave --seeds out for a first node."
         )
     return values
+
+
+def check_security(secret: str | None, cert: Any, key: Any, ca: Any, insecure: bool = False) -> None:
+    """Whether what says who may join contradicts itself. `secret` is how errors name what holds the passphrase, if
+    something does.
+
+    Raises:
+        MisuseError: it does.
+    """
+    try:
+        table.check_security(secret, cert, key, ca, insecure)
+    except ConfigError as error:
+        words = str(error).replace("insecure=True", "--insecure").replace("cert, key and ca", "--cert, --key and --ca")
+        if secret is not None:
+            words = words.replace("passphrase and", f"{secret} and")
+        raise MisuseError(f"{words.replace('and cert exclude', 'and --cert exclude')}.") from None
 
 
 def of_the_node(values: Mapping[str, Any]) -> NodeSettings:

@@ -39,7 +39,13 @@ Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Ho
 PassphraseFile = Annotated[
     str | None, option("passphrase_file", "The secret of a cluster that has one.", from_env=True)
 ]
-Cluster = Annotated[str, option("cluster", "Its name; matters with a secret only.", from_env=True)]
+Cert = Annotated[
+    str | None,
+    option("cert", "PEM file of a certificate of the cluster's authority, where nodes have some.", from_env=True),
+]
+Key = Annotated[str | None, option("key", from_env=True)]
+Ca = Annotated[str | None, option("ca", "PEM file of the authority.", from_env=True)]
+Cluster = Annotated[str, option("cluster", "Its name; matters with a secret or certificates only.", from_env=True)]
 BestEffort = Annotated[
     bool,
     typer.Option(
@@ -126,13 +132,16 @@ def inspect_cluster(
     seeds: Seeds = None,
     timeout: Timeout = 10.0,
     passphrase_file: PassphraseFile = None,
+    cert: Cert = None,
+    key: Key = None,
+    ca: Ca = None,
     cluster: Cluster = "default",
     best_effort: BestEffort = False,
     json_output: Json = False,
 ) -> None:
     from pulsing.cli import _inspect
 
-    _inspect.cluster(Source(seeds, timeout, best_effort, None, passphrase_file, cluster), json_output)
+    _inspect.cluster(Source(seeds, timeout, best_effort, None, passphrase_file, cluster, (cert, key, ca)), json_output)
 
 
 @inspect_app.command(
@@ -151,6 +160,9 @@ def inspect_actors(
     detailed: Annotated[bool, typer.Option("--detailed", help="Show actor ids and all metadata.")] = False,
     timeout: Timeout = 10.0,
     passphrase_file: PassphraseFile = None,
+    cert: Cert = None,
+    key: Key = None,
+    ca: Ca = None,
     cluster: Cluster = "default",
     best_effort: BestEffort = False,
     json_output: Json = False,
@@ -158,7 +170,7 @@ def inspect_actors(
     from pulsing.cli import _inspect
 
     view = _inspect.View(top, filter_, all_actors, detailed, json_output)
-    _inspect.actors(Source(seeds, timeout, best_effort, endpoint, passphrase_file, cluster), view)
+    _inspect.actors(Source(seeds, timeout, best_effort, endpoint, passphrase_file, cluster, (cert, key, ca)), view)
 
 
 @inspect_app.command("metrics", help="Counters of every node, and those of its Routers' HTTP servers.")
@@ -169,13 +181,18 @@ def inspect_metrics(
     ] = True,
     timeout: Timeout = 10.0,
     passphrase_file: PassphraseFile = None,
+    cert: Cert = None,
+    key: Key = None,
+    ca: Ca = None,
     cluster: Cluster = "default",
     best_effort: BestEffort = False,
     json_output: Json = False,
 ) -> None:
     from pulsing.cli import _inspect
 
-    _inspect.metrics(Source(seeds, timeout, best_effort, None, passphrase_file, cluster), raw, json_output)
+    _inspect.metrics(
+        Source(seeds, timeout, best_effort, None, passphrase_file, cluster, (cert, key, ca)), raw, json_output
+    )
 
 
 @inspect_app.command("watch", help="Print what changes in the cluster until Ctrl-C.")
@@ -188,12 +205,17 @@ def inspect_watch(
     max_rounds: Annotated[int | None, typer.Option("--max_rounds", min=1, help="Stop after this many looks.")] = None,
     timeout: Timeout = 10.0,
     passphrase_file: PassphraseFile = None,
+    cert: Cert = None,
+    key: Key = None,
+    ca: Ca = None,
     cluster: Cluster = "default",
     best_effort: BestEffort = False,
 ) -> None:
     from pulsing.cli import _inspect
 
-    _inspect.watch(Source(seeds, timeout, best_effort, None, passphrase_file, cluster), interval, kind, max_rounds)
+    _inspect.watch(
+        Source(seeds, timeout, best_effort, None, passphrase_file, cluster, (cert, key, ca)), interval, kind, max_rounds
+    )
 
 
 @app.command(

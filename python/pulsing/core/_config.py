@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self, TypedDict
 
-from pulsing.core._settings import MAX_MESSAGE, SETTINGS, Preset
+from pulsing.core._settings import MAX_MESSAGE, SETTINGS, Preset, check_security
 from pulsing.exceptions import ConfigError
 
 DEFAULT_TIMEOUT = 30.0
@@ -30,6 +30,10 @@ class SystemConfig:
             of a file with one of those a line; none: this is the first node.
         cluster: Name of the cluster; nodes of another name are refused.
         passphrase: Secret of the cluster: mutual TLS between all who know it.
+        cert: PEM file of this node's certificate, which names its address or the cluster: mutual TLS between the nodes
+            of one authority. The files are read again when they change.
+        key: PEM file of its private key.
+        ca: PEM file of the authorities whose nodes are let in.
         insecure: Take plaintext peers from other hosts without proof; needed on both sides.
         secret_file: File of the per-user secret that peers on one host prove; None: the default place.
         join_timeout: Seconds to wait for the seeds; None for ever.
@@ -61,6 +65,9 @@ class SystemConfig:
     seeds: tuple[str, ...] = ()
     cluster: str = "default"
     passphrase: str | None = field(default=None, repr=False)
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
     insecure: bool = False
     secret_file: str | None = None
     join_timeout: float | None = 10.0
@@ -90,8 +97,7 @@ class SystemConfig:
                 setting.check(getattr(self, setting.name))
         if self.min_backoff > self.max_backoff:
             raise ConfigError(f"min_backoff={self.min_backoff} is longer than max_backoff={self.max_backoff}")
-        if self.passphrase is not None and self.insecure:
-            raise ConfigError("passphrase and insecure=True exclude each other: a cluster has a secret, or it has none")
+        check_security(self.passphrase, self.cert, self.key, self.ca, self.insecure)
 
     @classmethod
     def standalone(cls) -> Self:
@@ -111,6 +117,10 @@ class SystemConfig:
         """The same, with a secret."""
         return dataclasses.replace(self, passphrase=passphrase)
 
+    def with_certificate(self, cert: str, key: str, ca: str) -> Self:
+        """The same, with a certificate of its own: PEM files of it, of its key, and of the authorities."""
+        return dataclasses.replace(self, cert=cert, key=key, ca=ca)
+
     def with_head_node(self) -> Self:
         """The same: any node can be the seed of others, so that there is no special one."""
         return self
@@ -121,7 +131,7 @@ class SystemConfig:
 
     def is_tls_enabled(self) -> bool:
         """Whether traffic is encrypted."""
-        return self.passphrase is not None
+        return self.passphrase is not None or self.cert is not None
 
 
 class NodeSettings(TypedDict, total=False):
@@ -129,6 +139,9 @@ class NodeSettings(TypedDict, total=False):
 
     advertise: str | None
     cluster: str
+    cert: str | None
+    key: str | None
+    ca: str | None
     insecure: bool
     secret_file: str | None
     join_timeout: float | None

@@ -21,6 +21,7 @@ from pulsing.core._settings import passphrase as read_passphrase
 from pulsing.core._system import ActorSystem
 from pulsing.exceptions import ConfigError, PulsingRuntimeError
 
+_PKI = ("cert", "key", "ca")
 _system: ActorSystem | None = None
 _starting: asyncio.Future[ActorSystem] | None = None
 _starting_with: SystemConfig | None = None
@@ -89,8 +90,13 @@ async def init(
     if level is not None or form is not None:
         start_logging(level, form)
     secret = values.pop("passphrase_file", None)
+    certified = any(settings.get(name) is not None for name in _PKI)
+    if passphrase is not None or passphrase_file is not None or settings.get("insecure"):
+        # Who says here how the cluster is kept together is not contradicted by the environment.
+        for name in _PKI:
+            values.pop(name, None)
     values.update(settings)
-    if passphrase is None and (passphrase_file is not None or not settings.get("insecure")):
+    if passphrase is None and (passphrase_file is not None or not (settings.get("insecure") or certified)):
         passphrase = read_passphrase(passphrase_file or secret, os.environ)
     values["passphrase"] = passphrase
     usual_addr, usual_seeds = values.pop("addr", None), values.pop("seeds", None)

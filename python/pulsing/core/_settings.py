@@ -152,6 +152,10 @@ def _seconds(name: str, default: float, doc: str, **more: Any) -> Setting:
     )
 
 
+def _file_of_pki(name: str, doc: str) -> Setting:
+    return Setting(name, str | None, None, "", doc, "a path", lambda value: isinstance(value, str | os.PathLike))
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "addr",
@@ -190,6 +194,9 @@ SETTINGS: tuple[Setting, ...] = (
         lambda value: isinstance(value, str | os.PathLike),
         field=False,
     ),
+    _file_of_pki("cert", "PEM file of this node's certificate: mutual TLS; it names the node's address or the cluster"),
+    _file_of_pki("key", "PEM file of the certificate's private key"),
+    _file_of_pki("ca", "PEM file of the authorities whose nodes, and observers, are let in"),
     Setting(
         "secret_file",
         str | None,
@@ -375,6 +382,29 @@ def check_variables(environ: Mapping[str, str]) -> None:
         if hint:
             meant = hint.replace("did you mean ", "did you mean PULSING_")
             raise ConfigError(f"{name} is no setting{meant} If it is not meant for Pulsing, rename it")
+
+
+def check_security(passphrase: object, cert: object, key: object, ca: object, insecure: bool) -> None:
+    """Finds contradictions between the ways to say who may join.
+
+    Args:
+        passphrase: the cluster's secret, or how errors name what holds it; None: none.
+        cert: file of the node's certificate.
+        key: file of its key.
+        ca: file of the authorities.
+        insecure: whether anybody may.
+
+    Raises:
+        ConfigError: Two of them are given, or a part of one.
+    """
+    pki = {"cert": cert, "key": key, "ca": ca}
+    missing = [name for name, file in pki.items() if not file]
+    if 0 < len(missing) < len(pki):
+        raise ConfigError(f"cert, key and ca belong together: {' and '.join(missing)} missing")
+    ways = {"passphrase": passphrase is not None, "cert": not missing, "insecure=True": insecure}
+    given = [way for way, on in ways.items() if on]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} exclude each other: a cluster has one secret, or it has none")
 
 
 def _file(path: str | os.PathLike[str]) -> dict[str, Any]:

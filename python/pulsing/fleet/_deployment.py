@@ -153,6 +153,10 @@ class Deployment(Frozen):
             says, else `default`.
         passphrase_file: file with that cluster's secret, on every machine of the fleet under this path; None: as
             PULSING_PASSPHRASE_FILE says, else no secret.
+        cert: file of the certificate that the fleet's nodes have in place of a secret, on every machine of the fleet
+            under this path; None: as PULSING_CERT says.
+        key: file of its key, likewise.
+        ca: file of the authorities whose nodes are let in, likewise.
     """
 
     name: str
@@ -164,6 +168,9 @@ class Deployment(Frozen):
     keep_generations: Annotated[int, Field(ge=1)] = 5
     cluster: Annotated[str, Field(min_length=1)] | None = None
     passphrase_file: Annotated[str, Field(min_length=1)] | None = None
+    cert: Annotated[str, Field(min_length=1)] | None = None
+    key: Annotated[str, Field(min_length=1)] | None = None
+    ca: Annotated[str, Field(min_length=1)] | None = None
 
     _name = field_validator("name")(checked_name)
 
@@ -187,7 +194,13 @@ class Deployment(Frozen):
 
     def node_settings(self) -> dict[str, str]:
         """What every process of the fleet has in its environment, so that its Pulsing nodes trust each other."""
-        settings = {"PULSING_CLUSTER": self.cluster, "PULSING_PASSPHRASE_FILE": self.passphrase_file}
+        settings = {
+            "PULSING_CLUSTER": self.cluster,
+            "PULSING_PASSPHRASE_FILE": self.passphrase_file,
+            "PULSING_CERT": self.cert,
+            "PULSING_KEY": self.key,
+            "PULSING_CA": self.ca,
+        }
         return {key: value for key, value in settings.items() if value is not None}
 
     def pool(self, name: str) -> Pool:

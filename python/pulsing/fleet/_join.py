@@ -54,7 +54,8 @@ class Onlooker:
 
         try:
             settings = resolve({}, None, environ)
-            self._passphrase = passphrase(settings["passphrase_file"], environ)
+            self._pki = tuple(settings[name] for name in ("cert", "key", "ca"))
+            self._passphrase = None if settings["cert"] else passphrase(settings["passphrase_file"], environ)
         except CliError as error:
             raise ValueError(f"the fleet's nodes could not start: {error}") from error
         self._cluster = str(settings["cluster"])
@@ -90,7 +91,11 @@ class Onlooker:
         except ValueError as none:
             return f"no seed says who has joined: {none}"
         reasons = []
-        answers = observe_get(addrs, "/actors", _ANSWER_WITHIN, self._passphrase, self._cluster)
+        try:
+            answers = observe_get(addrs, "/actors", _ANSWER_WITHIN, self._passphrase, self._cluster, *self._pki)
+        except ValueError as unfit:
+            # A certificate that is being replaced; it is read again at the next look.
+            return f"nobody can be asked who has joined: {unfit}"
         for addr, (status, body, error) in zip(addrs, answers, strict=True):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 if error is None and status == 200:

@@ -98,6 +98,9 @@ class _File(_Section):
     keep_generations: int = 5
     cluster: str | None = None
     passphrase_file: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
     join: _JoinSection | None = None
     restart: dict[str, Any] = Field(default_factory=dict)
     stop: dict[str, Any] = Field(default_factory=dict)
@@ -177,6 +180,10 @@ def _python(path: pathlib.Path) -> Deployment:
 
 
 def _build(file: _File, directory: pathlib.Path) -> Deployment:
+    def beside(path: str | None) -> str | None:
+        """Where a path of the fleet file leads, wherever the launcher is started."""
+        return None if path is None else str(directory / path)
+
     pools: list[Pool] = []
     for at, engine in enumerate(file.engines):
         with _named(f"engines.{at}"):
@@ -227,8 +234,10 @@ def _build(file: _File, directory: pathlib.Path) -> Deployment:
         log_dir=file.log_dir,
         keep_generations=file.keep_generations,
         cluster=file.cluster,
-        # Beside the fleet file, wherever the launcher is started.
-        passphrase_file=None if file.passphrase_file is None else str(directory / file.passphrase_file),
+        passphrase_file=beside(file.passphrase_file),
+        cert=beside(file.cert),
+        key=beside(file.key),
+        ca=beside(file.ca),
     )
 
 

@@ -139,7 +139,7 @@ class Network:
             raise ConfigError(f"seeds={seeds!r}: expected a list of host names, as in seeds=[{seeds!r}]")
         config = SystemConfig(
             seeds=tuple(seed if ":" in seed else f"{seed}:{_PORT}" for seed in seeds),
-            insecure=settings.get("passphrase") is None,
+            insecure=settings.get("passphrase") is None and settings.get("cert") is None,
             **settings,
         )
         host = self._core.host(name)

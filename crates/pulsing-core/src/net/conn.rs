@@ -5,12 +5,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
 use super::handshake::{self, Lane, Trust};
 use super::lane::Outlet;
 use super::link::LinkConfig;
+use super::tls;
 use super::transport::Stream;
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
@@ -73,6 +75,14 @@ impl AsyncWrite for Conn {
 }
 
 impl Conn {
+    /// The certificate that the peer has shown.
+    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Tls(stream) => tls::certificate(stream),
+        }
+    }
+
     /// Splits for a reader task and the writing side of the lane of small frames.
     pub fn lane(self) -> (Reading, Outlet) {
         match self {
@@ -121,7 +131,7 @@ pub async fn dial(
     let mut stream = match &cred.trust {
         Trust::Tls(tls) => {
             let limit = handshake::HANDSHAKE_TIMEOUT;
-            match tokio::time::timeout(limit, tls.connect(stream)).await {
+            match tokio::time::timeout(limit, tls.connect(stream, addr.ip())).await {
                 Ok(Ok(stream)) => Conn::Tls(Box::new(stream)),
                 Ok(Err(reason)) => {
                     return Err(DialError { error: Error::Refused { addr: addr.to_string(), reason }, refused: false });
@@ -131,7 +141,8 @@ pub async fn dial(
         }
         _ => Conn::Plain(stream),
     };
-    let peer = handshake::dial(&mut stream, addr, me, lane, session, cred)
+    let shown = stream.certificate().cloned();
+    let peer = handshake::dial(&mut stream, addr, me, lane, session, cred, shown.as_ref())
         .await
         .map_err(|error| DialError { error, refused: false })?;
     Ok((stream, peer))

@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message;
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::secret::Secret;
-use super::tls::{self, ClusterTls};
+use super::tls::ClusterTls;
 use super::wire::{MAGIC, VERSION, VERSION_MIN};
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
@@ -127,6 +128,13 @@ impl Credentials {
     fn only_this_host(&self) -> bool {
         matches!(self.trust, Trust::Secret(_))
     }
+    /// Whether what it has shown is the certificate of `peer`.
+    fn identify(&self, peer: &Identity, shown: Option<&CertificateDer<'_>>) -> std::result::Result<(), String> {
+        match &self.trust {
+            Trust::Tls(tls) => tls.check(shown, peer.addr.ip()),
+            Trust::Secret(_) | Trust::Anyone => Ok(()),
+        }
+    }
 }
 
 /// An accepted connection.
@@ -139,7 +147,7 @@ pub struct Accepted {
     pub session: u128,
 }
 
-/// Dials: performs the handshake on a fresh connection to `addr`.
+/// Dials: performs the handshake on a fresh connection to `addr`, whose TLS has `shown` this certificate.
 ///
 /// # Errors
 /// `Refused` with the peer's or our own reason, `ConnectFailed` when the peer does not speak our protocol.
@@ -150,8 +158,9 @@ pub async fn dial(
     lane: Lane,
     session: u128,
     cred: &Credentials,
+    shown: Option<&CertificateDer<'_>>,
 ) -> Result<Identity> {
-    let work = dial_inner(io, addr, me, lane, session, cred);
+    let work = dial_inner(io, addr, me, lane, session, cred, shown);
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, work).await {
         Ok(done) => done,
         Err(_) => Err(failed(addr, format!("no handshake within {HANDSHAKE_TIMEOUT:?}; is this a Pulsing node?"))),
@@ -165,6 +174,7 @@ async fn dial_inner(
     lane: Lane,
     session: u128,
     cred: &Credentials,
+    shown: Option<&CertificateDer<'_>>,
 ) -> Result<Identity> {
     if cred.only_this_host() && !is_local(addr.ip()) {
         return Err(Error::Refused { addr: addr.to_string(), reason: remote_plaintext("it") });
@@ -180,8 +190,10 @@ async fn dial_inner(
     .encode_to_vec();
     let io_failed = |e: std::io::Error| {
         // In TLS 1.3 the listener's verdict on our certificate arrives with the first read.
-        if e.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) {
-            return Error::Refused { addr: addr.to_string(), reason: tls::explain(&e) };
+        if let Trust::Tls(tls) = &cred.trust
+            && e.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+        {
+            return Error::Refused { addr: addr.to_string(), reason: tls.explain(&e) };
         }
         failed(addr, format!("handshake broken off: {e}; is this a Pulsing node?"))
     };
@@ -198,6 +210,7 @@ async fn dial_inner(
         }
     };
     let peer = accept_answer(&answer, addr)?;
+    cred.identify(&peer, shown).map_err(|reason| Error::Refused { addr: addr.to_string(), reason })?;
     let transcript: [&[u8]; 3] = [&hello, &answer.nonce, &answer.identity];
     if !cred.check("listener", &transcript, &answer.proof) {
         return Err(Error::Refused {
@@ -216,18 +229,31 @@ async fn dial_inner(
     Ok(peer)
 }
 
-/// Accepts: performs the handshake on a connection whose first bytes are [`MAGIC`].
+/// Accepts: performs the handshake on a connection whose first bytes are [`MAGIC`] and whose TLS has `shown` this
+/// certificate.
 ///
 /// # Errors
 /// `Refused` after telling the peer why; `ConnectFailed` when it broke off.
-pub async fn accept(io: &mut impl Io, from: SocketAddr, me: Identity, cred: &Credentials) -> Result<Accepted> {
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, accept_inner(io, from, me, cred)).await {
+pub async fn accept(
+    io: &mut impl Io,
+    from: SocketAddr,
+    me: Identity,
+    cred: &Credentials,
+    shown: Option<&CertificateDer<'_>>,
+) -> Result<Accepted> {
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, accept_inner(io, from, me, cred, shown)).await {
         Ok(done) => done,
         Err(_) => Err(failed(from, format!("no handshake within {HANDSHAKE_TIMEOUT:?}"))),
     }
 }
 
-async fn accept_inner(io: &mut impl Io, from: SocketAddr, me: Identity, cred: &Credentials) -> Result<Accepted> {
+async fn accept_inner(
+    io: &mut impl Io,
+    from: SocketAddr,
+    me: Identity,
+    cred: &Credentials,
+    shown: Option<&CertificateDer<'_>>,
+) -> Result<Accepted> {
     let io_failed = |e: std::io::Error| failed(from, format!("handshake broken off: {e}"));
     let raw = match read_opening(io).await {
         Ok(raw) => raw,
@@ -253,6 +279,9 @@ async fn accept_inner(io: &mut impl Io, from: SocketAddr, me: Identity, cred: &C
     let (Some((peer, lane)), Ok(session), 32) = (parsed, session, hello.nonce.len()) else {
         return Err(reject(io, from, true, true, "malformed Hello".into()).await);
     };
+    if let Err(reason) = cred.identify(&peer, shown) {
+        return Err(reject(io, from, true, true, format!("the caller says that it is {peer}, but {reason}")).await);
+    }
 
     let nonce: [u8; 32] = rand::random();
     let identity = Bytes::from(me.encode());
@@ -311,9 +340,9 @@ fn remote_plaintext(who: &str) -> String {
 }
 
 /// Turns away a plaintext peer of a TLS cluster, in its own tongue; returns what it was told.
-pub async fn turn_away_plaintext(io: &mut impl Io, from: SocketAddr) -> &'static str {
-    let reason = "this cluster uses TLS: start with its --passphrase-file";
-    reject(io, from, true, true, reason.into()).await;
+pub async fn turn_away_plaintext(io: &mut impl Io, from: SocketAddr, tls: &ClusterTls) -> String {
+    let reason = format!("this cluster uses TLS: start with {}", tls.way_in());
+    reject(io, from, true, true, reason.clone()).await;
     reason
 }
 

@@ -17,6 +17,7 @@ use super::control::{self, ControlEvent};
 use super::handshake::{self, Lane, Trust};
 use super::link::{LinkConfig, LinkEnd};
 use super::session::{self, Pairing, SessionConfig};
+use super::tls::ClusterTls;
 use super::transport::{Listener, Stream};
 use super::wire::MAGIC;
 use crate::error::Error;
@@ -33,13 +34,13 @@ const TLS: u8 = 0x16;
 const PLAIN: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// Says in the caller's tongue that TLS is needed here.
-async fn turn_away(first: u8, mut stream: Stream, from: SocketAddr) {
+async fn turn_away(first: u8, mut stream: Stream, from: SocketAddr, tls: &ClusterTls) {
     if first == MAGIC[0] {
-        let reason = handshake::turn_away_plaintext(&mut stream, from).await;
+        let reason = handshake::turn_away_plaintext(&mut stream, from, tls).await;
         tracing::warn!(%from, reason, "a plaintext peer was refused");
     } else {
-        let body =
-            "{\"error\":{\"message\":\"this node speaks TLS only: use pulsing inspect with --passphrase-file\"}}";
+        let message = format!("this node speaks TLS only: use pulsing inspect with {}", tls.way_in());
+        let body = serde_json::json!({"error": {"message": message}}).to_string();
         let answer = format!(
             "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
             body.len()
@@ -161,14 +162,14 @@ async fn route(
                 }
             }
         }
-        (Trust::Tls(_), _) => {
+        (Trust::Tls(tls), _) => {
             config.link.metrics.refused.inc();
-            turn_away(first, stream, from).await;
+            turn_away(first, stream, from, tls).await;
             return;
         }
         (_, TLS) => {
             config.link.metrics.refused.inc();
-            tracing::warn!(%from, "a peer was refused: it speaks TLS and this node was started without a passphrase");
+            tracing::warn!(%from, "a peer was refused: it speaks TLS, and this node was started with neither --passphrase-file nor --cert");
             // Not a TLS record: the peer's library says that it got no TLS, which is what our dialler explains.
             let _ = stream.write_all(PLAIN).await;
             return;
@@ -184,6 +185,7 @@ async fn route(
         first
     };
     let under_tls = matches!(stream, Conn::Tls(_));
+    let shown = stream.certificate().cloned();
     let mut stream = Replay { first: under_tls.then_some(first), inner: stream };
     if first != MAGIC[0] {
         known.store(true, Relaxed);
@@ -193,7 +195,7 @@ async fn route(
         return;
     }
     let me = *config.link.me.lock();
-    let accepted = match handshake::accept(&mut stream, from, me, &config.link.cred).await {
+    let accepted = match handshake::accept(&mut stream, from, me, &config.link.cred, shown.as_ref()).await {
         Ok(accepted) => accepted,
         Err(error) => {
             config.link.metrics.refused.inc();

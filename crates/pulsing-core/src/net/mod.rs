@@ -1,7 +1,7 @@
 //! Sockets: one listener a node, links between nodes, and the frames on them.
 //!
 //! ```text
-//! listener -> TLS, where the cluster has a passphrase; then by the first byte:
+//! listener -> TLS, where the cluster has a passphrase or certificates; then by the first byte:
 //!                        -> observers (HTTP)
 //!                        -> handshake -> control lane  -> membership and registry
 //!                                     -> small + bulk  -> session (callee's side) -> actors
@@ -23,6 +23,7 @@ pub(crate) mod listener;
 pub mod memory;
 mod outbox;
 pub(crate) mod outcall;
+pub mod pki;
 mod reader;
 pub(crate) mod secret;
 pub(crate) mod session;

@@ -1,11 +1,16 @@
-//! Mutual TLS from a passphrase: every member derives the same authority and signs its own certificate (design section 6).
+//! Mutual TLS between members, from a passphrase or from files (design section 6).
 //!
-//! Who knows the passphrase is a member and can act as any other: the threat model of a shared secret. The passphrase is
-//! stretched with Argon2id, salted by the cluster's name, so that a captured handshake is costly to guess from and two
-//! clusters with one passphrase do not trust each other.
+//! Who knows the passphrase is a member and can act as any other: the threat model of a shared secret. Every member derives
+//! the same authority and signs its own certificate. The passphrase is stretched with Argon2id, salted by the cluster's
+//! name, so that a captured handshake is costly to guess from and two clusters with one passphrase do not trust each other.
+//!
+//! With files ([`super::pki`]) each node has a certificate of its own, which names its address or its cluster: a node is
+//! taken for no other than the one that its certificate names.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use argon2::{Algorithm, Argon2, Params, Version};
 use hkdf::Hkdf;
 use rcgen::{
@@ -13,12 +18,13 @@ use rcgen::{
     KeyUsagePurpose,
 };
 use rustls::RootCertStore;
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use sha2::{Digest, Sha256};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use super::handshake::Io;
+use super::pki::{self, AnyNode, Material, Names, PkiFiles};
 use crate::error::{Error, Result};
 
 /// Every member's certificate carries this name: membership is all it proves.
@@ -54,11 +60,47 @@ impl std::fmt::Debug for Passphrase {
     }
 }
 
-/// Both ends of TLS for one member of a cluster.
-#[derive(Clone)]
-pub struct ClusterTls {
+/// Both ends of TLS, as new connections use them.
+struct Ends {
     acceptor: TlsAcceptor,
     connector: TlsConnector,
+}
+
+impl Ends {
+    /// # Errors
+    /// The crypto library's words.
+    fn new(material: Material, server_names_checked_later: bool) -> std::result::Result<Self, rustls::Error> {
+        let Material { chain, key, roots } = material;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let versions = &[&rustls::version::TLS13];
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+            .build()
+            .map_err(|e| rustls::Error::General(e.to_string()))?;
+        let mut server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain.clone(), key.clone_key())?;
+        // A resumed session would not look at the certificate again, and connections here are few and long.
+        server.send_tls13_tickets = 0;
+        let client =
+            rustls::ClientConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(versions)?;
+        let client = if server_names_checked_later {
+            client.dangerous().with_custom_certificate_verifier(Arc::new(AnyNode::new(roots, &provider)))
+        } else {
+            client.with_root_certificates(roots)
+        };
+        let mut client = client.with_client_auth_cert(chain, key)?;
+        client.resumption = rustls::client::Resumption::disabled();
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(server)), connector: TlsConnector::from(Arc::new(client)) })
+    }
+}
+
+/// Both ends of TLS for one member of a cluster. Clones share what [`reload`](Self::reload) replaces.
+#[derive(Clone)]
+pub struct ClusterTls {
+    ends: Arc<ArcSwap<Ends>>,
+    /// Whom a certificate has to name; none where membership is all that it proves.
+    names: Option<Names>,
 }
 
 impl std::fmt::Debug for ClusterTls {
@@ -93,29 +135,47 @@ impl ClusterTls {
         member.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let certificate = member.signed_by(&key, &issuer).map_err(|e| failed(&e))?;
         let chain = vec![certificate.der().clone()];
-        let key = || PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
 
         let mut roots = RootCertStore::empty();
         roots.add(anchor.der().clone()).map_err(|e| failed(&e))?;
-        let roots = Arc::new(roots);
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let versions = &[&rustls::version::TLS13];
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
-            .build()
-            .map_err(|e| failed(&e))?;
-        let server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(versions)
-            .map_err(|e| failed(&e))?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(chain.clone(), key())
-            .map_err(|e| failed(&e))?;
-        let client = rustls::ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(versions)
-            .map_err(|e| failed(&e))?
-            .with_root_certificates(roots)
-            .with_client_auth_cert(chain, key())
-            .map_err(|e| failed(&e))?;
-        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(server)), connector: TlsConnector::from(Arc::new(client)) })
+        let ends = Ends::new(Material { chain, key, roots: Arc::new(roots) }, false).map_err(|e| failed(&e))?;
+        Ok(Self { ends: Arc::new(ArcSwap::from_pointee(ends)), names: None })
+    }
+
+    /// Takes certificate, key and authorities from files. `me` is the address that others know this node by; none for who
+    /// only observes, whose certificate need not name anything.
+    ///
+    /// # Errors
+    /// `Config` naming the file and what is wrong with it.
+    pub fn from_files(files: &PkiFiles, cluster: &str, me: Option<IpAddr>) -> Result<Self> {
+        let names = Names::new(cluster);
+        let ends = Self::read(files, &names, me)?;
+        Ok(Self { ends: Arc::new(ArcSwap::from_pointee(ends)), names: Some(names) })
+    }
+
+    /// As [`from_files`](Self::from_files), without a look at whether others will accept it.
+    #[cfg(test)]
+    pub(super) fn unchecked(files: &PkiFiles, cluster: &str) -> Result<Self> {
+        let ends = Ends::new(files.read()?, true).map_err(|e| Error::Config(e.to_string()))?;
+        Ok(Self { ends: Arc::new(ArcSwap::from_pointee(ends)), names: Some(Names::new(cluster)) })
+    }
+
+    /// Reads the files again, for connections to come; those that stand go on. Leaves all as it was on an error.
+    ///
+    /// # Errors
+    /// As [`from_files`](Self::from_files).
+    pub(super) fn reload(&self, files: &PkiFiles, me: IpAddr) -> Result<()> {
+        if let Some(names) = &self.names {
+            self.ends.store(Arc::new(Self::read(files, names, Some(me))?));
+        }
+        Ok(())
+    }
+
+    fn read(files: &PkiFiles, names: &Names, me: Option<IpAddr>) -> Result<Ends> {
+        let material = files.read()?;
+        material.check(files, names, me)?;
+        Ends::new(material, true).map_err(|e| Error::Config(format!("{}: {e}", files.cert.display())))
     }
 
     /// The listener's half of the handshake; the dialler must show a member's certificate.
@@ -123,34 +183,77 @@ impl ClusterTls {
     /// # Errors
     /// The reason in words.
     pub(crate) async fn accept<S: Io>(&self, stream: S) -> std::result::Result<TlsStream<S>, String> {
-        self.acceptor.accept(stream).await.map(TlsStream::Server).map_err(|e| explain(&e))
+        let acceptor = self.ends.load().acceptor.clone();
+        acceptor.accept(stream).await.map(TlsStream::Server).map_err(|e| self.explain(&e))
     }
 
-    /// The dialler's half of the handshake; the listener must show a member's certificate.
+    /// The dialler's half of the handshake; the listener must show a member's certificate, and where there is one of its own
+    /// for each node, that of the node at `ip`.
     ///
     /// # Errors
     /// The reason in words.
-    pub(crate) async fn connect<S: Io>(&self, stream: S) -> std::result::Result<TlsStream<S>, String> {
-        let name = ServerName::try_from(MEMBER).map_err(|e| e.to_string())?;
-        self.connector.connect(name, stream).await.map(TlsStream::Client).map_err(|e| explain(&e))
+    pub(crate) async fn connect<S: Io>(&self, stream: S, ip: IpAddr) -> std::result::Result<TlsStream<S>, String> {
+        let name = match &self.names {
+            Some(_) => ServerName::from(ip),
+            None => ServerName::try_from(MEMBER).map_err(|e| e.to_string())?,
+        };
+        let connector = self.ends.load().connector.clone();
+        let stream = connector.connect(name, stream).await.map_err(|e| self.explain(&e))?;
+        let stream = TlsStream::Client(stream);
+        self.check(certificate(&stream), ip)?;
+        Ok(stream)
+    }
+
+    /// Whether the certificate that a peer has shown is that of the node at `ip`.
+    ///
+    /// # Errors
+    /// The reason in words.
+    pub(crate) fn check(
+        &self,
+        certificate: Option<&CertificateDer<'_>>,
+        ip: IpAddr,
+    ) -> std::result::Result<(), String> {
+        match (&self.names, certificate) {
+            (None, _) => Ok(()),
+            (Some(names), Some(certificate)) => names.check(certificate, ip),
+            (Some(_), None) => Err("it showed no certificate".to_owned()),
+        }
+    }
+
+    /// What who comes without TLS has to be started with.
+    pub(crate) fn way_in(&self) -> &'static str {
+        if self.names.is_some() { "--cert, --key and --ca" } else { "its --passphrase-file" }
+    }
+
+    /// What a TLS failure means to a user, or the library's words.
+    pub(crate) fn explain(&self, error: &std::io::Error) -> String {
+        use rustls::{AlertDescription as Alert, Error as Tls};
+        let wrong = "it belongs to another cluster: check the passphrase and --cluster on both sides";
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<Tls>()) {
+            Some(Tls::InvalidMessage(_)) => match self.names {
+                Some(_) => "it answers without TLS: give both sides --cert, --key and --ca, or neither".to_owned(),
+                None => "it answers without TLS: give both sides the same --passphrase-file, or neither".to_owned(),
+            },
+            Some(Tls::InvalidCertificate(invalid)) if self.names.is_some() => {
+                format!("its certificate {}", pki::words(invalid))
+            }
+            Some(Tls::AlertReceived(alert)) if self.names.is_some() => pki::alert_words(*alert),
+            Some(Tls::NoCertificatesPresented) => {
+                format!("it showed no certificate: start it with {}", self.way_in())
+            }
+            Some(Tls::InvalidCertificate(_)) => wrong.to_owned(),
+            Some(Tls::AlertReceived(
+                Alert::UnknownCA | Alert::BadCertificate | Alert::DecryptError | Alert::CertificateUnknown,
+            )) => wrong.to_owned(),
+            Some(other) => format!("TLS failed: {other}"),
+            None => error.to_string(),
+        }
     }
 }
 
-/// What a TLS failure means to a user, or the library's words.
-pub fn explain(error: &std::io::Error) -> String {
-    use rustls::{AlertDescription as Alert, Error as Tls};
-    let wrong = "it belongs to another cluster: check the passphrase and --cluster on both sides";
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<Tls>()) {
-        Some(Tls::InvalidCertificate(_)) => wrong.to_owned(),
-        Some(Tls::AlertReceived(
-            Alert::UnknownCA | Alert::BadCertificate | Alert::DecryptError | Alert::CertificateUnknown,
-        )) => wrong.to_owned(),
-        Some(Tls::InvalidMessage(_)) => {
-            "it answers without TLS: give both sides the same --passphrase-file, or neither".to_owned()
-        }
-        Some(other) => format!("TLS failed: {other}"),
-        None => error.to_string(),
-    }
+/// What the peer has shown.
+pub(crate) fn certificate<S>(stream: &TlsStream<S>) -> Option<&CertificateDer<'static>> {
+    stream.get_ref().1.peer_certificates()?.first()
 }
 
 fn name(common: &str) -> DistinguishedName {
@@ -190,7 +293,7 @@ mod tests {
             },
             async {
                 let stream = TcpStream::connect(addr).await.unwrap();
-                b.connect(stream).await.map(|_| ())
+                b.connect(stream, addr.ip()).await.map(|_| ())
             },
         )
     }

@@ -181,7 +181,8 @@ async fn connect(
         None => exchange(stream, addr, path, protocol).await,
         Some(tls) => {
             let refused = |reason| ObserveError::Refused { addr: addr.to_owned(), reason };
-            exchange(tls.connect(stream).await.map_err(refused)?, addr, path, protocol).await
+            let ip = stream.peer_addr().map_err(|e| refused(e.to_string()))?.ip();
+            exchange(tls.connect(stream, ip).await.map_err(refused)?, addr, path, protocol).await
         }
     }
 }

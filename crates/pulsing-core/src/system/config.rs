@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cluster::Preset;
+use crate::net::pki::PkiFiles;
 use crate::net::tls::Passphrase;
 use crate::net::transport::Transport;
 
@@ -15,6 +16,9 @@ pub enum Security {
     Local,
     /// Mutual TLS between all who know the passphrase.
     Passphrase(Passphrase),
+    /// Mutual TLS between nodes with certificates of one authority, each of which names its node's address or the cluster.
+    /// The files may change under the running node.
+    Pki(PkiFiles),
     /// Plaintext from anywhere, without proof. Must be asked for on both sides.
     Insecure,
 }

@@ -30,6 +30,7 @@ use crate::net::handshake::{Credentials, Trust};
 use crate::net::link::{Link, LinkConfig};
 use crate::net::listener::{self, ListenerConfig};
 use crate::net::outcall::{Outcall, Route};
+use crate::net::pki;
 use crate::net::secret::Secret;
 use crate::net::session::{Closing, Deliver, SessionConfig};
 use crate::net::tells::{PendingTell, TellQueue, Tells, Ticket};
@@ -96,6 +97,9 @@ impl System {
                 let derived = tokio::task::spawn_blocking(move || ClusterTls::new(&passphrase, &cluster)).await;
                 Trust::Tls(derived.map_err(|e| Error::Config(e.to_string()))??)
             }
+            Security::Pki(files) => {
+                Trust::Tls(ClusterTls::from_files(files, &config.cluster, Some(binding.advertise))?)
+            }
             Security::Insecure => {
                 if matches!(config.transport, Transport::Tcp) {
                     tracing::warn!("--insecure: any host that reaches this node can run code in it");
@@ -150,6 +154,11 @@ impl System {
             config,
         });
         let deliver: Arc<dyn Deliver> = Arc::clone(&inner) as Arc<dyn Deliver>;
+        if let (Security::Pki(files), Trust::Tls(tls)) = (&inner.config.security, &link_config.cred.trust) {
+            let me = Arc::clone(&link_config.me);
+            let keeper = transport.spawn(pki::keep(tls.clone(), files.clone(), move || me.lock().addr.ip()));
+            inner.tasks.lock().push(keeper);
+        }
         let session = SessionConfig {
             deliver: Arc::downgrade(&deliver),
             deadlines: Arc::clone(&inner.deadlines),
