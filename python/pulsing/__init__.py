@@ -67,6 +67,9 @@ from pulsing.exceptions import (
     PulsingTimeoutError,
     PulsingUnsupportedError,
 )
+from pulsing.integrations._bootstrap import bootstrap
+from pulsing.integrations.ray import cleanup_ray, init_inside_ray
+from pulsing.integrations.torchrun import init_inside_torchrun
 
 __all__ = [
     "PYTHON_ACTOR_SERVICE_NAME",
@@ -104,9 +107,13 @@ __all__ = [
     "actor_system",
     "as_any",
     "blocking",
+    "bootstrap",
+    "cleanup_ray",
     "drain",
     "get_system",
     "init",
+    "init_inside_ray",
+    "init_inside_torchrun",
     "is_initialized",
     "kill",
     "link",

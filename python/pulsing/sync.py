@@ -35,6 +35,8 @@ from pulsing.core._system import ActorSystem
 from pulsing.core._threads import refuse_on_a_loop, wait_for
 from pulsing.core.messaging import Message
 from pulsing.exceptions import PulsingRuntimeError
+from pulsing.integrations.ray import init_inside_ray as _inside_ray
+from pulsing.integrations.torchrun import init_inside_torchrun as _inside_torchrun
 
 __all__ = [
     "Method",
@@ -43,6 +45,8 @@ __all__ = [
     "System",
     "drain",
     "init",
+    "init_inside_ray",
+    "init_inside_torchrun",
     "kill",
     "proxy",
     "refer",
@@ -75,18 +79,35 @@ def init(*args: Any, **kwargs: Any) -> System:
         PulsingRuntimeError: It runs with other arguments; or this thread runs an event loop.
         BindError, JoinError, RefusedError, ConfigError: As `pul.init`.
     """
+    return _begin(lambda: _global.init(*args, **kwargs))
+
+
+@_like(_inside_ray)
+def init_inside_ray(*args: Any, **kwargs: Any) -> System:
+    """`pul.init_inside_ray` without an event loop: for Ray's tasks, threaded actors and drivers."""
+    return _begin(lambda: _inside_ray(*args, **kwargs))
+
+
+@_like(_inside_torchrun)
+def init_inside_torchrun(*args: Any, **kwargs: Any) -> System:
+    """`pul.init_inside_torchrun` without an event loop."""
+    return _begin(lambda: _inside_torchrun(*args, **kwargs))
+
+
+def _begin(start: Callable[[], Coroutine[Any, Any, ActorSystem]]) -> System:
+    """Starts the process's own system on a loop of its own, or on the loop of the one that runs."""
     global _thread  # noqa: PLW0603 - the process has one
     refuse_on_a_loop()
     check_fork()
     with _lock:
         running = _global._current()
         if running is not None:
-            return System(wait_for(running.loop, lambda: _global.init(*args, **kwargs)))
+            return System(wait_for(running.loop, start))
         if _thread is not None:
             _thread.stop()
         thread = _thread = LoopThread()
         try:
-            system = wait_for(thread.loop, lambda: _global.init(*args, **kwargs))
+            system = wait_for(thread.loop, start)
         except BaseException:
             thread.stop()
             _thread = None

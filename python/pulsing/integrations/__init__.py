@@ -1,0 +1,1 @@
+"""Pulsing inside jobs that something else started: Ray, torchrun. Neither is imported before it is used."""
