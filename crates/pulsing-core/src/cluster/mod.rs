@@ -2,7 +2,7 @@
 //!
 //! Nothing here opens a socket, reads a clock or spawns a task: time is handed in as a [`Duration`](std::time::Duration)
 //! since the process started, datagrams as bytes, and what is to be done comes out of [`Membership::poll`]. So the same
-//! code runs under the network layer and under the seeded simulator in `tests/cluster_sim.rs`.
+//! code runs under the network layer and under the seeded simulator in `tests/cluster_sim`.
 //!
 //! | part           | promise                                                                                      |
 //! |----------------|----------------------------------------------------------------------------------------------|

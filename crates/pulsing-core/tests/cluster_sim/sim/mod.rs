@@ -44,6 +44,9 @@ impl Weather {
         loss: 0.0,
         late: ms_const(3),
     };
+    /// A fair day between continents.
+    pub const WIDE: Self =
+        Self { latency: (ms_const(40), ms_const(150)), stall: (0.001, ms_const(1500)), loss: 0.0, late: ms_const(5) };
     /// Busy hosts: links stall up to a second now and then, a packet in two thousand is lost, timers run late.
     pub const LOADED: Self = Self {
         latency: (Duration::from_micros(50), ms_const(10)),
@@ -51,6 +54,20 @@ impl Weather {
         loss: 0.0005,
         late: ms_const(100),
     };
+
+    /// An idle data centre that loses this share of all packets for good. Links are ordered and repeat what is lost, so this
+    /// is a network that breaks connections all the time.
+    pub fn losing(loss: f64) -> Self {
+        Self { loss, ..Self::FAIR }
+    }
+}
+
+/// What was sent by all processes so far, in bytes of frame bodies.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Traffic {
+    pub packets: u64,
+    pub membership: u64,
+    pub registry: u64,
 }
 
 const fn ms_const(n: u64) -> Duration {
@@ -62,6 +79,10 @@ struct Host {
     /// Without power nobody answers a dial, not even with a refusal.
     powered: bool,
     group: u32,
+    /// By how much its wall clock is wrong, in milliseconds.
+    skew: i64,
+    /// What advertises this host's address answers here; it differs for a process that gives a wrong address.
+    bound: bool,
 }
 
 #[derive(Default)]
@@ -108,13 +129,21 @@ pub struct Sim {
     queue: BinaryHeap<Reverse<Event>>,
     hosts: Vec<Host>,
     links: BTreeMap<(usize, usize), Link>,
+    /// From, to: nothing passes in this direction, and nobody is told.
+    blocked: BTreeSet<(usize, usize)>,
+    pub traffic: Traffic,
 }
 
 impl Drop for Sim {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("failed at {:?} with seed {}: PULSING_SIM_SEED={} repeats it", self.now, self.seed, self.seed);
-            for (n, host) in self.hosts.iter().enumerate() {
+            let test = std::thread::current().name().unwrap_or("").to_owned();
+            eprintln!(
+                "failed at {:?} with seed {seed}, which repeats it: PULSING_SIM_SEED={seed} cargo test -p pulsing-core {test}",
+                self.now,
+                seed = self.seed
+            );
+            for (n, host) in self.hosts.iter().enumerate().take(20) {
                 let Some(process) = &host.process else { continue };
                 let tail = process.log.iter().rev().take(8).collect::<Vec<_>>();
                 eprintln!("  host {n} ({}), latest first: {tail:?}", process.node);
@@ -123,13 +152,15 @@ impl Drop for Sim {
     }
 }
 
-/// Runs a scenario under `PULSING_SIM_SEEDS` seeds (default: `default`), or under `PULSING_SIM_SEED` alone.
+/// Runs a scenario under `default` seeds times `PULSING_SIM_TIMES`, from `PULSING_SIM_FROM` on, or under
+/// `PULSING_SIM_SEED` alone.
 pub fn for_seeds(default: u64, scenario: impl Fn(u64)) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     if let Some(seed) = number("PULSING_SIM_SEED") {
         return scenario(seed);
     }
-    for seed in 1..=number("PULSING_SIM_SEEDS").unwrap_or(default) {
+    let first = number("PULSING_SIM_FROM").unwrap_or(1);
+    for seed in first..first + default * number("PULSING_SIM_TIMES").unwrap_or(1) {
         scenario(seed);
     }
 }
@@ -137,7 +168,7 @@ pub fn for_seeds(default: u64, scenario: impl Fn(u64)) {
 impl Sim {
     /// `n` hosts without processes.
     pub fn new(n: usize, preset: Preset, weather: Weather, seed: u64) -> Self {
-        Self {
+        let mut sim = Self {
             seed,
             preset,
             weather,
@@ -146,19 +177,26 @@ impl Sim {
             order: 0,
             runs: 0,
             queue: BinaryHeap::new(),
-            hosts: (0..n).map(|_| Host { process: None, powered: true, group: 0 }).collect(),
+            hosts: Vec::new(),
             links: BTreeMap::new(),
-        }
+            blocked: BTreeSet::new(),
+            traffic: Traffic::default(),
+        };
+        (0..n).for_each(|_| sim.add_host());
+        sim
     }
 
     /// A cluster of `n` that has found together.
     pub fn formed(n: usize, preset: Preset, weather: Weather, seed: u64) -> Self {
         let mut sim = Self::new(n, preset, weather, seed);
+        let gap = if n > 100 { 2 } else { 20 };
         for host in 0..n {
             sim.start(host, &[0]);
-            sim.run(ms(20));
+            sim.run(ms(gap));
         }
-        sim.expect("all know all", ms(20_000), |sim| (0..n).all(|host| sim.alive_at(host).len() == n - 1));
+        sim.expect("all know all", ms(40_000), |sim| {
+            (0..n).all(|host| sim.process(host).membership.active_members() == n - 1)
+        });
         sim
     }
 
@@ -172,10 +210,15 @@ impl Sim {
 
     /// Starts a process on a host; it greets its seeds.
     pub fn start(&mut self, host: usize, seeds: &[usize]) -> NodeId {
+        self.start_as(host, address(host), seeds)
+    }
+
+    /// Starts a process that gives `advertised` as its address, whoever listens there.
+    pub fn start_as(&mut self, host: usize, advertised: SocketAddr, seeds: &[usize]) -> NodeId {
         self.runs += 1;
         // The epoch is a wall clock in milliseconds, as in the network layer.
-        let epoch = 1_000_000 + self.now.as_millis() as u64;
-        let identity = Identity::new(NodeId(self.rng.random()), address(host), epoch);
+        let wall = 100_000_000 + self.now.as_millis() as i64 + self.hosts[host].skew;
+        let identity = Identity::new(NodeId(self.rng.random()), advertised, wall.unsigned_abs());
         let process = Process::new(identity, self.runs, self.preset, self.rng.random(), seeds);
         self.hosts[host].process = Some(process);
         self.hosts[host].powered = true;
@@ -201,6 +244,23 @@ impl Sim {
 
     pub fn pause(&mut self, host: usize) {
         self.process(host).paused = true;
+    }
+
+    pub fn is_alive(&self, host: usize) -> bool {
+        self.hosts[host].process.is_some()
+    }
+
+    pub fn resume_all(&mut self) {
+        for host in self.living() {
+            if self.process(host).paused {
+                self.resume(host);
+            }
+        }
+    }
+
+    /// One more host without a process; its number is the number of hosts before.
+    pub fn add_host(&mut self) {
+        self.hosts.push(Host { process: None, powered: true, group: 0, skew: 0, bound: true });
     }
 
     pub fn resume(&mut self, host: usize) {
@@ -243,6 +303,26 @@ impl Sim {
         self.partition(|_| 0);
     }
 
+    /// Nothing that `from` sends reaches `to`, and dials time out.
+    pub fn block(&mut self, from: usize, to: usize) {
+        self.blocked.insert((from, to));
+    }
+
+    pub fn unblock_all(&mut self) {
+        self.blocked.clear();
+    }
+
+    /// Sets a host's wall clock: processes that start later take their epoch from it.
+    pub fn jump_clock(&mut self, host: usize, by: Duration, back: bool) {
+        let by = i64::try_from(by.as_millis()).expect("a jump of less than ages");
+        self.hosts[host].skew += if back { -by } else { by };
+    }
+
+    /// Every dial of this host is refused, while what it dials itself works.
+    pub fn unbind(&mut self, host: usize) {
+        self.hosts[host].bound = false;
+    }
+
     /// Breaks the link of two hosts, if there is one; both notice.
     pub fn break_link(&mut self, a: usize, b: usize) {
         if self.links.remove(&(a.min(b), a.max(b))).is_some() {
@@ -280,6 +360,14 @@ impl Sim {
         self.hosts[host].process.as_mut().expect("a living process")
     }
 
+    /// True if every living process but the node's own sees it in this state.
+    pub fn all_see(&mut self, node: NodeId, state: MemberState) -> bool {
+        self.living().into_iter().all(|host| {
+            let process = self.process(host);
+            process.node == node || process.membership.state_of(node) == Some(state)
+        })
+    }
+
     pub fn registry(&mut self, host: usize) -> &mut Registry {
         &mut self.process(host).registry
     }
@@ -302,6 +390,10 @@ impl Sim {
     /// True if every living process holds exactly the living ones for active.
     pub fn agreed(&mut self) -> bool {
         let living = self.living();
+        let others = living.len() - 1;
+        if living.iter().any(|host| self.process(*host).membership.active_members() != others) {
+            return false;
+        }
         let nodes: BTreeMap<usize, NodeId> = living.iter().map(|host| (*host, self.process(*host).node)).collect();
         living.iter().all(|host| {
             let others: BTreeSet<NodeId> =
@@ -372,6 +464,8 @@ impl Sim {
         let to = host_of(addr);
         if to != from
             && !self.cut(from, to)
+            && !self.blocked.contains(&(from, to))
+            && self.hosts[to].bound
             && let Some(peer) = &self.hosts[to].process
             && !peer.paused
         {
@@ -382,16 +476,23 @@ impl Sim {
 
     fn send(&mut self, from: usize, run: u64, to: Identity, packet: Packet) {
         let host = host_of(to.addr);
-        if host == from || self.cut(from, host) || !self.hosts[host].powered {
+        self.traffic.packets += 1;
+        match &packet {
+            Packet::Membership(data) => self.traffic.membership += data.len() as u64,
+            // An eight-byte root; the sender is known from the handshake.
+            Packet::Root(..) => self.traffic.registry += 8,
+            Packet::Digest(_, data) | Packet::Delta(data) => self.traffic.registry += data.len() as u64,
+        }
+        if host == from || self.cut(from, host) || self.blocked.contains(&(from, host)) || !self.hosts[host].powered {
             return;
         }
-        let Some(peer) = &self.hosts[host].process else {
+        let Some(peer) = self.hosts[host].process.as_ref().filter(|_| self.hosts[host].bound) else {
             return self.at(self.now + ms(1), from, run, Input::Refused(to.node));
         };
-        let (peer_run, peer_node, identity) = (peer.run, peer.node, peer.membership.me());
+        let (peer_run, peer_node) = (peer.run, peer.node);
         if peer_node != to.node {
-            // The handshake shows another process at this address.
-            return self.at(self.now + ms(2), from, run, Input::Greeted(identity));
+            // The handshake shows another process at this address: who was dialled does not listen there.
+            return self.at(self.now + ms(2), from, run, Input::Refused(to.node));
         }
         if self.rng.random_bool(self.weather.loss) {
             return;

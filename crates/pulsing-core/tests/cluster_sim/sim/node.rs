@@ -88,9 +88,9 @@ impl Process {
             Input::Greeted(identity) => self.membership.join(now, identity),
             Input::Leave => self.membership.leave(now),
             Input::Redial => {
-                if self.membership.is_alone() {
-                    fx.dials.extend(self.seeds.iter().filter(|seed| **seed < hosts).map(|seed| address(*seed)));
-                }
+                let known: BTreeSet<SocketAddr> = self.peers().into_iter().map(|peer| peer.addr).collect();
+                let seeds = self.seeds.iter().filter(|seed| **seed < hosts).map(|seed| address(*seed));
+                fx.dials.extend(seeds.filter(|seed| !known.contains(seed)));
                 fx.later.push((ms(1000), Input::Redial));
             }
             Input::Sync => {
