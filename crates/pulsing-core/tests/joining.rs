@@ -6,6 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
+use pulsing_core::net::wire::Versions;
 use pulsing_core::{ActorSpec, Error, MemberState, Passphrase, Security, System, SystemConfig};
 
 fn alive(system: &System) -> usize {
@@ -186,4 +187,27 @@ async fn rubbish_on_the_port_disturbs_nobody() {
     let mut answer = Vec::new();
     held[1].read_to_end(&mut answer).await.unwrap();
     assert!(String::from_utf8_lossy(&answer).contains("wire versions do not meet"), "{answer:?}");
+}
+
+fn speaking(lowest: u8, highest: u8, seeds: &[&System]) -> SystemConfig {
+    let seeds: Vec<_> = seeds.iter().map(|s| s.addr().to_string()).collect();
+    SystemConfig { versions: Versions { lowest, highest }, ..config(&seeds) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_talks_to_the_one_before_and_refuses_older_ones_in_words() {
+    let old = System::start(speaking(1, 1, &[])).await.unwrap();
+    old.spawn(Echo, named("old")).await.unwrap();
+    let new = System::start(speaking(1, 2, &[&old])).await.unwrap();
+    new.spawn(Echo, named("new")).await.unwrap();
+    for (from, name) in [(&old, "new"), (&new, "old")] {
+        let there = from.resolve(name, None, Duration::from_secs(5)).await.unwrap();
+        let large = vec![3u8; 3 << 20];
+        assert!(ask(from, there.target, large.clone()).await.unwrap().head == large);
+    }
+    let told = refusal(speaking(2, 3, &[&old])).await;
+    let addr = old.addr();
+    assert!(told.contains(&format!("{addr} speaks 1..1; upgrade Pulsing at {addr}")), "{told}");
+    assert!(told.contains("speaks 2..3"), "{told}");
+    assert_eq!((alive(&old), alive(&new)), (2, 2));
 }

@@ -142,8 +142,9 @@ pub async fn dial(
         _ => Conn::Plain(stream),
     };
     let shown = stream.certificate().cloned();
-    let peer = handshake::dial(&mut stream, addr, me, lane, session, cred, shown.as_ref())
+    let met = handshake::dial(&mut stream, addr, me, lane, session, cred, shown.as_ref())
         .await
         .map_err(|error| DialError { error, refused: false })?;
-    Ok((stream, peer))
+    tracing::trace!(peer = %met.peer, version = met.version, "dialled");
+    Ok((stream, met.peer))
 }

@@ -7,7 +7,7 @@
 //! Proof                                  ->
 //!                                        <- Answer{Welcome | Reject}
 //! ```
-//! Both sides prove the secret over both nonces and the whole Hello, so neither an eavesdropper's replay nor a process of
+//! The link speaks the highest version that both know; where there is none, both are told so. Both sides prove the secret over both nonces and the whole Hello, so neither an eavesdropper's replay nor a process of
 //! another user that took the port gets anything. A refusal always says why, in words (M6).
 
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::secret::Secret;
 use super::tls::ClusterTls;
-use super::wire::{MAGIC, VERSION, VERSION_MIN};
+use super::wire::{MAGIC, Versions};
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
 
@@ -110,6 +110,8 @@ pub struct Credentials {
     pub cluster: String,
     /// Whom to accept.
     pub trust: Trust,
+    /// Which wire versions to speak.
+    pub versions: Versions,
 }
 
 impl Credentials {
@@ -145,6 +147,16 @@ pub struct Accepted {
     pub lane: Lane,
     /// Which link it belongs to.
     pub session: u128,
+    /// The wire version that it speaks.
+    pub version: u8,
+}
+
+/// Who answered a dial.
+pub struct Met {
+    /// Who it is.
+    pub peer: Identity,
+    /// The wire version that the link speaks.
+    pub version: u8,
 }
 
 /// Dials: performs the handshake on a fresh connection to `addr`, whose TLS has `shown` this certificate.
@@ -159,7 +171,7 @@ pub async fn dial(
     session: u128,
     cred: &Credentials,
     shown: Option<&CertificateDer<'_>>,
-) -> Result<Identity> {
+) -> Result<Met> {
     let work = dial_inner(io, addr, me, lane, session, cred, shown);
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, work).await {
         Ok(done) => done,
@@ -175,7 +187,7 @@ async fn dial_inner(
     session: u128,
     cred: &Credentials,
     shown: Option<&CertificateDer<'_>>,
-) -> Result<Identity> {
+) -> Result<Met> {
     if cred.only_this_host() && !is_local(addr.ip()) {
         return Err(Error::Refused { addr: addr.to_string(), reason: remote_plaintext("it") });
     }
@@ -197,16 +209,17 @@ async fn dial_inner(
         }
         failed(addr, format!("handshake broken off: {e}; is this a Pulsing node?"))
     };
-    write_opening(io, &hello).await.map_err(io_failed)?;
+    write_opening(io, cred.versions, &hello).await.map_err(io_failed)?;
 
-    let answer: Answer = match read_opening(io).await {
-        Ok(raw) => decode(&raw)?,
+    let (version, answer): (u8, Answer) = match read_opening(io, cred.versions).await {
+        Ok((version, raw)) => (version, decode(&raw)?),
         Err(Opening::Io(e)) => return Err(io_failed(e)),
         Err(Opening::NotUs) => {
             return Err(failed(addr, "it answers, but not as a Pulsing node; check host and port".into()));
         }
-        Err(Opening::Version { lowest, highest }) => {
-            return Err(Error::Refused { addr: addr.to_string(), reason: versions(lowest, highest) });
+        Err(Opening::Versions(its)) => {
+            let reason = strangers((me.addr, cred.versions), (addr, its));
+            return Err(Error::Refused { addr: addr.to_string(), reason });
         }
     };
     let peer = accept_answer(&answer, addr)?;
@@ -226,7 +239,7 @@ async fn dial_inner(
     if !welcome.reject.is_empty() {
         return Err(refused(addr, &welcome));
     }
-    Ok(peer)
+    Ok(Met { peer, version })
 }
 
 /// Accepts: performs the handshake on a connection whose first bytes are [`MAGIC`] and whose TLS has `shown` this
@@ -255,32 +268,35 @@ async fn accept_inner(
     shown: Option<&CertificateDer<'_>>,
 ) -> Result<Accepted> {
     let io_failed = |e: std::io::Error| failed(from, format!("handshake broken off: {e}"));
-    let raw = match read_opening(io).await {
-        Ok(raw) => raw,
+    let versions = cred.versions;
+    let (version, raw) = match read_opening(io, versions).await {
+        Ok(opening) => opening,
         Err(Opening::Io(e)) => return Err(io_failed(e)),
         Err(Opening::NotUs) => return Err(failed(from, "bad first bytes".into())),
-        Err(Opening::Version { lowest, highest }) => {
-            return Err(reject(io, from, true, true, versions(lowest, highest)).await);
+        Err(Opening::Versions(its)) => {
+            let reason = strangers((me.addr, versions), (from, its));
+            return Err(reject(io, from, true, Some(versions), reason).await);
         }
     };
     let hello: Hello = match decode(&raw) {
         Ok(hello) => hello,
-        Err(e) => return Err(reject(io, from, true, true, e.to_string()).await),
+        Err(e) => return Err(reject(io, from, true, Some(versions), e.to_string()).await),
     };
     if hello.cluster != cred.cluster {
         let reason = format!("this is cluster {:?}, not {:?}: check --cluster", cred.cluster, hello.cluster);
-        return Err(reject(io, from, true, true, reason).await);
+        return Err(reject(io, from, true, Some(versions), reason).await);
     }
     if cred.only_this_host() && !is_local(from.ip()) {
-        return Err(reject(io, from, true, true, remote_plaintext("this node")).await);
+        return Err(reject(io, from, true, Some(versions), remote_plaintext("this node")).await);
     }
     let parsed = Identity::decode(&hello.identity).ok().zip(Lane::from_code(hello.lane));
     let session = <[u8; 16]>::try_from(&hello.session[..]).map(u128::from_be_bytes);
     let (Some((peer, lane)), Ok(session), 32) = (parsed, session, hello.nonce.len()) else {
-        return Err(reject(io, from, true, true, "malformed Hello".into()).await);
+        return Err(reject(io, from, true, Some(versions), "malformed Hello".into()).await);
     };
     if let Err(reason) = cred.identify(&peer, shown) {
-        return Err(reject(io, from, true, true, format!("the caller says that it is {peer}, but {reason}")).await);
+        let reason = format!("the caller says that it is {peer}, but {reason}");
+        return Err(reject(io, from, true, Some(versions), reason).await);
     }
 
     let nonce: [u8; 32] = rand::random();
@@ -289,15 +305,15 @@ async fn accept_inner(
     let proof = cred.prove("listener", &transcript);
     let answer =
         Answer { identity: identity.clone(), nonce: Bytes::copy_from_slice(&nonce), proof, ..Answer::default() };
-    write_opening(io, &answer.encode_to_vec()).await.map_err(io_failed)?;
+    write_opening(io, versions, &answer.encode_to_vec()).await.map_err(io_failed)?;
     let proof: Proof = decode(&read_message(io).await.map_err(io_failed)?)?;
     if !cred.check("dialler", &transcript, &proof.proof) {
         let reason = "the caller could not prove this user's secret: run both as one user, share PULSING_SECRET_FILE, or \
                       use --insecure on both sides";
-        return Err(reject(io, from, true, false, reason.into()).await);
+        return Err(reject(io, from, true, None, reason.into()).await);
     }
     write_message(io, &Answer::default().encode_to_vec()).await.map_err(io_failed)?;
-    Ok(Accepted { peer, lane, session })
+    Ok(Accepted { peer, lane, session, version })
 }
 
 fn accept_answer(answer: &Answer, addr: SocketAddr) -> Result<Identity> {
@@ -315,10 +331,14 @@ fn refused(addr: SocketAddr, answer: &Answer) -> Error {
     }
 }
 
-async fn reject(io: &mut impl Io, from: SocketAddr, fatal: bool, opening: bool, reason: String) -> Error {
+/// Says why not: as the `opening` of what it speaks, or after one.
+async fn reject(io: &mut impl Io, from: SocketAddr, fatal: bool, opening: Option<Versions>, reason: String) -> Error {
     let answer = Answer { reject: reason.clone(), fatal, ..Answer::default() }.encode_to_vec();
     // The refusal is what matters; a peer that has gone already needs no words.
-    let _ = if opening { write_opening(io, &answer).await } else { write_message(io, &answer).await };
+    let _ = match opening {
+        Some(versions) => write_opening(io, versions, &answer).await,
+        None => write_message(io, &answer).await,
+    };
     let _ = io.shutdown().await;
     Error::Refused { addr: from.to_string(), reason }
 }
@@ -327,9 +347,11 @@ fn failed(addr: SocketAddr, reason: String) -> Error {
     Error::ConnectFailed { addr: addr.to_string(), reason }
 }
 
-fn versions(lowest: u8, highest: u8) -> String {
+fn strangers(mine: (SocketAddr, Versions), its: (SocketAddr, Versions)) -> String {
+    let older = if mine.1.highest < its.1.lowest { mine.0 } else { its.0 };
     format!(
-        "wire versions do not meet: one side speaks {VERSION_MIN}..{VERSION}, the other {lowest}..{highest}; upgrade the older"
+        "wire versions do not meet: {} speaks {}, {} speaks {}; upgrade Pulsing at {older}",
+        mine.0, mine.1, its.0, its.1
     )
 }
 
@@ -342,7 +364,7 @@ fn remote_plaintext(who: &str) -> String {
 /// Turns away a plaintext peer of a TLS cluster, in its own tongue; returns what it was told.
 pub async fn turn_away_plaintext(io: &mut impl Io, from: SocketAddr, tls: &ClusterTls) -> String {
     let reason = format!("this cluster uses TLS: start with {}", tls.way_in());
-    reject(io, from, true, true, reason.clone()).await;
+    reject(io, from, true, Some(Versions::KNOWN), reason.clone()).await;
     reason
 }
 
@@ -355,30 +377,29 @@ pub fn is_local(ip: IpAddr) -> bool {
 enum Opening {
     Io(std::io::Error),
     NotUs,
-    Version { lowest: u8, highest: u8 },
+    Versions(Versions),
 }
 
-async fn write_opening(io: &mut impl Io, message: &[u8]) -> std::io::Result<()> {
+async fn write_opening(io: &mut impl Io, versions: Versions, message: &[u8]) -> std::io::Result<()> {
     let mut out = Vec::with_capacity(16 + message.len());
     out.extend_from_slice(MAGIC);
-    out.extend_from_slice(&[VERSION, VERSION_MIN, 0, 0]);
+    out.extend_from_slice(&[versions.highest, versions.lowest, 0, 0]);
     out.extend_from_slice(&(message.len() as u32).to_le_bytes());
     out.extend_from_slice(message);
     io.write_all(&out).await?;
     io.flush().await
 }
 
-async fn read_opening(io: &mut impl Io) -> Result<Vec<u8>, Opening> {
+/// The version that both speak, and the message.
+async fn read_opening(io: &mut impl Io, mine: Versions) -> Result<(u8, Vec<u8>), Opening> {
     let mut head = [0u8; 12];
     io.read_exact(&mut head).await.map_err(Opening::Io)?;
     if &head[..8] != MAGIC {
         return Err(Opening::NotUs);
     }
-    let (highest, lowest) = (head[8], head[9]);
-    if highest < VERSION_MIN || lowest > VERSION {
-        return Err(Opening::Version { lowest, highest });
-    }
-    read_message(io).await.map_err(Opening::Io)
+    let its = Versions { highest: head[8], lowest: head[9] };
+    let version = mine.meet(its).ok_or(Opening::Versions(its))?;
+    Ok((version, read_message(io).await.map_err(Opening::Io)?))
 }
 
 async fn write_message(io: &mut impl Io, message: &[u8]) -> std::io::Result<()> {
@@ -402,3 +423,7 @@ async fn read_message(io: &mut impl Io) -> std::io::Result<Vec<u8>> {
 fn decode<M: Message + Default>(raw: &[u8]) -> Result<M> {
     M::decode(raw).map_err(|e| Error::Protocol(format!("bad handshake: {e}")))
 }
+
+#[cfg(test)]
+#[path = "golden_tests.rs"]
+mod golden;

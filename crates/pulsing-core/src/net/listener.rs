@@ -207,6 +207,7 @@ async fn route(
             return;
         }
     };
+    tracing::trace!(peer = %accepted.peer, version = accepted.version, "accepted");
     known.store(true, Relaxed);
     let stream = stream.inner;
     match accepted.lane {

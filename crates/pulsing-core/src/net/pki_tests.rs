@@ -8,6 +8,7 @@ use super::*;
 use crate::cluster::Identity;
 use crate::id::NodeId;
 use crate::net::handshake::{self, Credentials, Lane, Trust};
+use crate::net::wire::Versions;
 
 #[path = "../../tests/common/authority.rs"]
 mod authority;
@@ -30,7 +31,11 @@ async fn meet(listener: &ClusterTls, dialler: &ClusterTls) -> (String, String) {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = socket.local_addr().unwrap();
     let me = |node| Identity::new(NodeId(node), addr, 1);
-    let cred = |tls: &ClusterTls| Credentials { cluster: "default".into(), trust: Trust::Tls(tls.clone()) };
+    let cred = |tls: &ClusterTls| Credentials {
+        cluster: "default".into(),
+        trust: Trust::Tls(tls.clone()),
+        versions: Versions::KNOWN,
+    };
     let words = |result: std::result::Result<(), String>| result.err().unwrap_or_default();
     let (a, b) = tokio::join!(
         async {

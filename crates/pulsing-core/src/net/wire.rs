@@ -14,10 +14,32 @@ use prost::Message;
 
 use crate::error::{AppError, Error};
 
-/// Highest wire version this build speaks.
-pub const VERSION: u8 = 1;
-/// Lowest wire version this build speaks.
-pub const VERSION_MIN: u8 = 1;
+/// The wire versions that a node speaks, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// The oldest.
+    pub lowest: u8,
+    /// The latest.
+    pub highest: u8,
+}
+
+impl Versions {
+    /// What this build speaks: the version that it was made for and, once there is one, the version before.
+    pub const KNOWN: Self = Self { lowest: 1, highest: 1 };
+
+    /// The latest version that both speak.
+    pub fn meet(self, other: Self) -> Option<u8> {
+        let highest = self.highest.min(other.highest);
+        (highest >= self.lowest.max(other.lowest)).then_some(highest)
+    }
+}
+
+impl std::fmt::Display for Versions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}..{}", self.lowest, self.highest)
+    }
+}
+
 /// First bytes of a link: no TLS record and no HTTP method starts so.
 pub const MAGIC: &[u8; 8] = b"\x89PULSING";
 /// A header longer than this is nonsense.

@@ -7,6 +7,7 @@ use crate::cluster::Preset;
 use crate::net::pki::PkiFiles;
 use crate::net::tls::Passphrase;
 use crate::net::transport::Transport;
+use crate::net::wire::Versions;
 
 /// Who may send cluster and actor traffic (design section 6).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +50,8 @@ pub struct SystemConfig {
     pub preset: Option<Preset>,
     /// How long a stream may bring no item to a consumer that could take one (R5); `None` = for ever.
     pub stream_idle: Option<Duration>,
+    /// Which wire versions to speak. Narrower than what the build knows only in a test of versions that meet, or do not.
+    pub versions: Versions,
     /// What carries its connections; everything but a test wants TCP.
     pub transport: Transport,
 }
@@ -74,6 +77,7 @@ impl Default for SystemConfig {
             max_message: 4 << 30,
             preset: None,
             stream_idle: Some(Duration::from_secs(300)),
+            versions: Versions::KNOWN,
             transport: Transport::Tcp,
         }
     }

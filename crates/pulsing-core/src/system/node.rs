@@ -122,7 +122,7 @@ impl System {
         let link_config = LinkConfig {
             me: Arc::clone(&me),
             transport: transport.clone(),
-            cred: Arc::new(Credentials { cluster: config.cluster.clone(), trust }),
+            cred: Arc::new(Credentials { cluster: config.cluster.clone(), trust, versions: config.versions }),
             metrics: Arc::clone(&metrics),
             max_message: config.max_message,
         };
