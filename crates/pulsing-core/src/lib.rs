@@ -19,6 +19,7 @@ pub mod cluster;
 pub mod error;
 mod fault;
 pub mod id;
+mod moment;
 pub mod net;
 pub mod observe;
 pub mod payload;

@@ -91,9 +91,13 @@ fn actor_id(bytes: &[u8]) -> PyResult<ActorId> {
     Ok(ActorId(u128::from_be_bytes(id16("an actor id", bytes)?)))
 }
 
+/// A time that Python gave; one beyond what a `Duration` can hold is as good as for ever.
 fn seconds(what: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
     value
         .map(|value| {
+            if value > 0.0 && value.is_finite() && value >= Duration::MAX.as_secs_f64() {
+                return Ok(Duration::MAX);
+            }
             Duration::try_from_secs_f64(value)
                 .map_err(|error| PyValueError::new_err(format!("{what}={value}: {error} (seconds expected)")))
         })

@@ -88,6 +88,7 @@ def die_with(parent: int) -> None:
 async def serve(parent: Parent, config: SystemConfig, label: str, actor: ActorId) -> None:
     """Runs a node until its actor has ended, a signal comes, or the parent says so or is gone."""
     from pulsing.core import _global
+    from pulsing.core._errors import text_of
     from pulsing.core._system import ActorSystem
     from pulsing.exceptions import BindError
 
@@ -109,7 +110,7 @@ async def serve(parent: Parent, config: SystemConfig, label: str, actor: ActorId
             host = (config.addr or "").rpartition(":")[0]
             system = await ActorSystem.create(dataclasses.replace(config, addr=f"{host}:0"), process_of=label)
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent raises it
-        parent.tell("failed", f"{type(error).__name__}: {error}")
+        parent.tell("failed", f"{type(error).__name__}: {text_of(error)}")
         return
     _global.adopt(system)
     system.when_ended(actor, lambda: stop(_GRACE))

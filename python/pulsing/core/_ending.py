@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from pulsing.core._checks import check_seconds, clean_name
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._proxy import ActorProxy
 from pulsing.core._refs import ActorRef
@@ -33,12 +34,11 @@ async def end(system: ActorSystem, which: Which, how: str, grace: float) -> None
         grace: Seconds that running handlers get.
 
     Raises:
-        ValueError: A negative grace.
+        TypeError, ValueError: A grace that is no time.
         PulsingRuntimeError: The name has several instances, none of them here.
         ConnectionLostError: The link to its node broke: it may have ended.
     """
-    if not grace >= 0:
-        raise ValueError(f"grace={grace}: expected seconds, 0 or more")
+    check_seconds("grace", grace)
     process = system.processes.find(clean(which)) if asyncio.get_running_loop() is system.loop else None
     if process is not None:
         await _end_process(system, process, how, grace)
@@ -79,7 +79,7 @@ async def _end_process(system: ActorSystem, process: ProcessActor, how: str, gra
 
 def clean(which: Which) -> Which:
     """A name as it is stored."""
-    return which.removeprefix("actors/") if isinstance(which, str) else which
+    return clean_name(which) if isinstance(which, str) else which
 
 
 def _find(system: ActorSystem, which: Which) -> ActorRef | None:

@@ -71,6 +71,14 @@ def as_raised(error: BaseException) -> BaseException:
     return error
 
 
+def text_of(error: BaseException) -> str:
+    """`str` of an exception, whatever its class makes of that: the error itself must not be lost over its text."""
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - whatever the user's __str__ raises
+        return f"<its __str__ failed with {type(second).__name__}>"
+
+
 def encode(error: BaseException) -> tuple[str, str, int, bytes, str]:
     """``(type_name, message, code, data, traceback)`` of a handler's exception; data is empty if it cannot be
     pickled.
@@ -84,7 +92,7 @@ def encode(error: BaseException) -> tuple[str, str, int, bytes, str]:
     except Exception:  # noqa: BLE001 - whatever the object's own pickling raises
         data = b""
     code = error.code if isinstance(error, ex.PulsingBusinessError) else 0
-    return f"{kind.__module__}.{kind.__qualname__}", str(error), code, data, text
+    return f"{kind.__module__}.{kind.__qualname__}", text_of(error), code, data, text
 
 
 def _rebuild(fields: dict[str, Any]) -> BaseException:

@@ -19,7 +19,7 @@ class _Id:
     """The 16 bytes, big-endian, as they travel in frames."""
 
     def __init__(self, value: int | str | bytes) -> None:
-        if isinstance(value, int):
+        if isinstance(value, int) and not isinstance(value, bool):
             if not 0 <= value < 1 << 128:
                 raise ConfigError(f"{value} is no {type(self).__name__}: 0 <= id < 2**128")
             raw = value.to_bytes(_SIZE, "big")
@@ -38,10 +38,12 @@ class _Id:
                 raise ConfigError(
                     f"{value!r} is no {type(self).__name__}: expected 32 hexadecimal digits, or a decimal number"
                 )
-        else:
+        elif isinstance(value, (bytes, bytearray, memoryview)):
             raw = bytes(value)
             if len(raw) != _SIZE:
-                raise ConfigError(f"a {type(self).__name__} has {_SIZE} bytes, not {len(raw)}")
+                raise ConfigError(f"{value!r} is no {type(self).__name__}: it has {len(raw)} bytes, not {_SIZE}")
+        else:
+            raise TypeError(f"{value!r} is no {type(self).__name__}: expected its text, its number or its bytes")
         object.__setattr__(self, "raw", raw)
 
     @classmethod

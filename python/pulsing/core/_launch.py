@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pulsing import _core
 from pulsing.core._cell import Cell
+from pulsing.core._checks import clean_name
 from pulsing.core._errors import from_core
 from pulsing.core._ids import ActorId
 from pulsing.core._inbound import Inlet
 from pulsing.core._life import OPEN, words
 from pulsing.core._refs import ActorRef
-from pulsing.core._spawn import Blueprint, Given, SpawnOptions
+from pulsing.core._spawn import Blueprint, Given, SpawnOptions, check_actor
 from pulsing.exceptions import NameTakenError
 
 if TYPE_CHECKING:
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from pulsing.core._system import ActorSystem
 
 _log = logging.getLogger("pulsing")
-
-
-def clean_name(name: str) -> str:
-    """The name as it is stored: verbatim, but for the prefix that old programs put before it."""
-    if not isinstance(name, str):
-        raise TypeError(f"a name is a string, not {name!r}")
-    return name.removeprefix("actors/")
 
 
 class Launcher:
@@ -82,6 +76,8 @@ class Launcher:
 
     def mount(self, instance: Any, name: str, public: bool) -> None:
         """Makes an object an actor whose asynchronous `on_start` is not waited for."""
+        check_actor(instance)
+        clean_name(name)
         cell = self._cell(Blueprint(Given(instance)), SpawnOptions(name, public), None)
         self._system.enter(cell)
         cell.life.adopt(instance)

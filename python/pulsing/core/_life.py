@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pulsing.core._actor import DEFAULT_HOOKS, adopt_tools
 from pulsing.core._context import CallContext, current
 from pulsing.core._dispatch import methods_of, receive_of
+from pulsing.core._errors import text_of
 from pulsing.core._refusals import stopped
 from pulsing.core._supervision import RestartBudget, RestartPolicy
 from pulsing.core._threads import run_in_thread
-from pulsing.exceptions import PulsingBusinessError, PulsingSystemError, PulsingTimeoutError
+from pulsing.exceptions import CallCancelledError, PulsingBusinessError, PulsingSystemError, PulsingTimeoutError
 
 if TYPE_CHECKING:
     from pulsing.core._cell import Cell
@@ -96,16 +97,26 @@ class Life:
             made: The instance has been adopted already.
         """
         try:
-            if made:
-                await self._run_on_start()
-            else:
-                await self._create()
+            await self._by_itself(self._run_on_start() if made else self._create())
             if self._end is not None:
                 raise stopped(self._cell, "was stopped while it started, and")
         finally:
             if self._started is not None:
                 self._started.set_result(None)
         self.open()
+
+    async def _by_itself(self, work: Coroutine[Any, Any, None]) -> None:
+        """Awaits a part of the start. A cancellation that nobody asked for is the actor's failure, and does not cancel
+        who waits for it.
+        """
+        task = asyncio.current_task()
+        asked = 0 if task is None else task.cancelling()
+        try:
+            await work
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling() > asked:
+                raise
+            raise CallCancelledError(f"the start of actor {self._cell.label} was cancelled by its own side") from error
 
     async def _create(self) -> None:
         try:
@@ -149,7 +160,10 @@ class Life:
         adopt_tools(instance, cell)
         metadata = getattr(instance, "metadata", None)
         if callable(metadata):
-            found = metadata()
+            try:
+                found = metadata()
+            except SystemExit as error:
+                raise self._exited("metadata", error) from error
             if isinstance(found, dict):
                 cell.metadata = {**{str(k): str(v) for k, v in found.items()}, **cell.metadata}
 
@@ -208,7 +222,9 @@ class Life:
         label = self._cell.label
         try:
             hook = self._call_hook("on_stop")
-        except Exception:  # noqa: BLE001 - the actor ends all the same
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - the actor ends all the same
             _log.exception("on_stop of actor %s failed", label)
             return
         if hook is None:
@@ -274,8 +290,10 @@ class Life:
             self.restarts += 1
             cell.system.counts.restarts += 1
             try:
-                await self._create()
-            except Exception as again:  # noqa: BLE001 - any failure of the new instance counts like one of the old
+                await self._by_itself(self._create())
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                raise
+            except BaseException as again:  # noqa: BLE001 - any failure of the new instance counts like one of the old
                 error = again
                 continue
             self._restart_task = None
@@ -438,7 +456,7 @@ async def _first(one: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any])
 
 def words(error: BaseException | None) -> str:
     """An error as one line for watchers."""
-    return "it ended itself too often" if error is None else f"{type(error).__name__}: {error}"
+    return "it ended itself too often" if error is None else f"{type(error).__name__}: {text_of(error)}"
 
 
 __all__ = ["DRAINING", "OPEN", "STARTING", "STOPPED", "STOPPING", "STOP_GRACE", "Life", "words"]

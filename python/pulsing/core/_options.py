@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
+
+from pulsing.core._checks import check_flag, check_seconds
 
 
 class Default:
@@ -35,9 +36,9 @@ class Options:
 
     def __init__(self, timeout: Timeout = DEFAULT, no_wait: bool = False, idempotent: bool = False) -> None:
         if timeout is not DEFAULT and timeout is not None:
-            _check_timeout(timeout)
-        _check_flag("no_wait", no_wait)
-        _check_flag("idempotent", idempotent)
+            check_seconds("timeout", timeout, above=True, or_none="for ever")
+        check_flag("no_wait", no_wait)
+        check_flag("idempotent", idempotent)
         self.timeout = timeout
         self.no_wait = no_wait
         self.idempotent = idempotent
@@ -52,18 +53,6 @@ class Options:
 
     def __repr__(self) -> str:
         return f"Options(timeout={self.timeout!r}, no_wait={self.no_wait}, idempotent={self.idempotent})"
-
-
-def _check_timeout(timeout: object) -> None:
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout={timeout!r}: expected seconds as a number, or None for ever")
-    if not timeout > 0 or math.isinf(timeout):
-        raise ValueError(f"timeout={timeout}: expected seconds above 0, or None for ever")
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r}: expected True or False")
 
 
 PLAIN: Final = Options()

@@ -20,6 +20,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from pulsing.core import _arrays
+from pulsing.core._errors import text_of
 
 if TYPE_CHECKING:
     from pulsing.core._system import ActorSystem
@@ -189,7 +190,7 @@ def _dump_by_value(obj: Any, callback: Any, buffers: list[Any]) -> list[Any]:
         # The frames of an error often end in a cycle: see `_by_value`.
         buffers.clear()
         out.kept.clear()
-        raise TypeError(f"cannot send a {type(obj).__name__} to another process: {error}") from error
+        raise TypeError(f"cannot send a {type(obj).__name__} to another process: {text_of(error)}") from error
     return out.kept
 
 

@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pulsing.core import _child
+from pulsing.core._errors import text_of
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._lifecycle import logging_settings
 from pulsing.core._refs import ActorRef
@@ -254,7 +255,7 @@ class ProcessActor:
             try:
                 await self._start(addr)
             except Exception as error:  # noqa: BLE001 - a failed start counts like one more death
-                how = f"and did not start again ({type(error).__name__}: {error})"
+                how = f"and did not start again ({type(error).__name__}: {text_of(error)})"
                 continue
             return True
 

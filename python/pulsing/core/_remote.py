@@ -82,7 +82,7 @@ class ActorClass:
             CodeNotFoundError: The other node lacks code that the actor needs.
             ValueError: A placement that is none, or numbers that make no sense.
         """
-        where = system if system is not None else _global_system()
+        where = _where(system)
         ref = await where.spawn_class(
             self,
             args,
@@ -135,7 +135,7 @@ class ActorClass:
         Raises:
             NameNotFoundError: Nobody serves under it.
         """
-        where = system if system is not None else _global_system()
+        where = _where(system)
         found: ActorProxy = await where.resolve(name, cls=self, node_id=node_id, timeout=timeout)
         return found
 
@@ -175,10 +175,16 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _global_system() -> Any:
-    from pulsing.core._global import get_system
+def _where(system: Any) -> Any:
+    if system is None:
+        from pulsing.core._global import get_system
 
-    return get_system()
+        return get_system()
+    from pulsing.core._system import ActorSystem
+
+    if not isinstance(system, ActorSystem):
+        raise TypeError(f"system={system!r}: expected what `await pul.init()` or `await pul.actor_system()` returned")
+    return system
 
 
 def wrapper_of(cls: type) -> ActorClass | None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pulsing.core._checks import check_flag, clean_name
+from pulsing.core._errors import text_of
 from pulsing.core._ids import ActorId
 from pulsing.core._pickle import dumps_whole, is_main, loads
 from pulsing.core._proxy import ActorProxy, method_names
@@ -39,7 +41,7 @@ class SpawnOptions:
 
     Raises:
         ConfigError: A unique actor without a public name.
-        ValueError: Numbers that make no sense.
+        TypeError, ValueError: Numbers and flags that make no sense.
     """
 
     name: str | None = None
@@ -51,6 +53,12 @@ class SpawnOptions:
     new_process: bool = False
 
     def __post_init__(self) -> None:
+        if self.name is not None:
+            clean_name(self.name)
+        if self.public is not None:
+            check_flag("public", self.public)
+        check_flag("unique", self.unique)
+        check_flag("new_process", self.new_process)
         if self.unique and (self.name is None or self.public is False):
             raise ConfigError("unique=True: a unique actor needs a name, and a public one")
         check_limits(self.mailbox, self.max_concurrency)
@@ -117,9 +125,19 @@ def blueprint(actor: Any, policy: RestartPolicy) -> Blueprint:
             f"restart_policy={policy.policy!r} needs a zero-argument factory, such as the class or a lambda: a "
             f"{type(actor).__name__} that failed cannot be made again"
         )
+    check_actor(actor)
+    return Blueprint(Given(actor))
+
+
+def check_actor(actor: Any) -> None:
+    """Raises TypeError for an instance that nobody could call, or that is plain data."""
+    if isinstance(actor, _DATA):
+        raise TypeError(f"{actor!r} cannot be an actor: it is data. Pass an instance of a class of yours, or the class")
     if not _is_actor(actor):
         raise TypeError(f"{actor!r} cannot be an actor: it has neither receive() nor public methods")
-    return Blueprint(Given(actor))
+
+
+_DATA = (str, bytes, bytearray, memoryview, int, float, complex, list, tuple, dict, set, frozenset)
 
 
 def _is_actor(actor: Any) -> bool:
@@ -168,8 +186,9 @@ def unreadable(error: ImportError | AttributeError, what: str, node: str) -> Cod
     """The error for a pickle that needs code which is not here."""
     module = getattr(error, "name", None) if isinstance(error, ImportError) else None
     return CodeNotFoundError(
-        f"{what} cannot be read on node {node}: {error}; install {f'module {module!r}' if module else 'that code'} "
-        "there too, or define what is sent in the main program, from where it travels by value",
+        f"{what} cannot be read on node {node}: {text_of(error)}; install "
+        f"{f'module {module!r}' if module else 'that code'} there too, or define what is sent in the main program, "
+        "from where it travels by value",
         module=module,
         node=node,
     )

@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from pulsing.core._checks import check_count, check_seconds
+
 if TYPE_CHECKING:
     from pulsing.core._config import SystemConfig
 
@@ -27,7 +29,7 @@ class RestartPolicy:
         unsaid: Names of the numbers that nobody has chosen: a system's own settings come in their place.
 
     Raises:
-        ValueError: Unknown policy, or numbers that make no sense.
+        TypeError, ValueError: Unknown policy, or numbers that make no sense.
     """
 
     policy: str = "never"
@@ -38,17 +40,17 @@ class RestartPolicy:
     unsaid: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.policy not in _POLICIES:
+        if not isinstance(self.policy, str) or self.policy not in _POLICIES:
             raise ValueError(f"restart_policy={self.policy!r}: expected 'never', 'on_failure' or 'always'")
         object.__setattr__(self, "policy", _POLICIES[self.policy])
-        if self.max_restarts < 0:
-            raise ValueError(f"max_restarts={self.max_restarts}: expected 0 or more")
+        check_count("max_restarts", self.max_restarts, 0)
+        check_seconds("min_backoff", self.min_backoff)
+        check_seconds("max_backoff", self.max_backoff)
         if not 0 <= self.min_backoff <= self.max_backoff:
             raise ValueError(
                 f"min_backoff={self.min_backoff}, max_backoff={self.max_backoff}: expected 0 <= min <= max"
             )
-        if self.window <= 0:
-            raise ValueError(f"restart_window={self.window}: expected seconds above 0")
+        check_seconds("restart_window", self.window, above=True)
 
     @classmethod
     def of(
@@ -67,6 +69,9 @@ class RestartPolicy:
             "window": window,
         }
         said: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+        for name in ("min_backoff", "max_backoff"):
+            if name in said:
+                check_seconds(name, said[name])
         # One that is said must not fall foul of one that is not.
         if "min_backoff" in said and "max_backoff" not in said:
             said["max_backoff"] = max(said["min_backoff"], cls.__dataclass_fields__["max_backoff"].default)
@@ -101,12 +106,12 @@ def check_limits(mailbox: int | None, max_concurrency: int | None) -> None:
         max_concurrency: Handlers that may interleave; None: not said.
 
     Raises:
-        ValueError: Numbers that make no sense.
+        TypeError, ValueError: Numbers that make no sense.
     """
-    if mailbox is not None and not 16 <= mailbox <= 1_000_000:
-        raise ValueError(f"mailbox={mailbox}: expected 16 to 1000000 messages")
-    if max_concurrency is not None and max_concurrency < 1:
-        raise ValueError(f"max_concurrency={max_concurrency}: expected 1 or more")
+    if mailbox is not None:
+        check_count("mailbox", mailbox, 16, 1_000_000, "messages")
+    if max_concurrency is not None:
+        check_count("max_concurrency", max_concurrency, 1)
 
 
 class RestartBudget:

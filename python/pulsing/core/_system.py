@@ -15,11 +15,12 @@ from pulsing import _core
 from pulsing.core import _lifecycle
 from pulsing.core._bridge import LoopBridge, bridge_of
 from pulsing.core._cell import Cell
+from pulsing.core._checks import check_seconds, clean_name
 from pulsing.core._config import SystemConfig
 from pulsing.core._ending import Which, end, only_one
 from pulsing.core._errors import from_core
 from pulsing.core._ids import ActorId, NodeId
-from pulsing.core._launch import Launcher, clean_name
+from pulsing.core._launch import Launcher
 from pulsing.core._life import OPEN
 from pulsing.core._name_watch import NameWatch
 from pulsing.core._placement import SERVICE_NAME, Placement, Placer
@@ -176,6 +177,8 @@ class ActorSystem:
         Args:
             grace: Seconds that running handlers get to finish; default: the system's `stop_grace`.
         """
+        if grace is not None:
+            check_seconds("grace", grace, or_none="for the system's `stop_grace`")
         if self._ending is None:
             grace = self.config.stop_grace if grace is None else grace
             self._ending = self.loop.create_task(self._shut_down(grace))
@@ -384,8 +387,11 @@ class ActorSystem:
 
         Raises:
             NameNotFoundError: Nobody serves under it.
+            TypeError, ValueError: A timeout or a node that is none.
         """
         name = clean_name(name)
+        if timeout is not None:
+            check_seconds("timeout", timeout, or_none="for what is known already")
         node = node_of(node_id)
         methods = None if cls is None else method_names(cls)
         private = self._names.get(name)
@@ -394,8 +400,6 @@ class ActorSystem:
         own = self.processes.find(name)
         if own is not None and not own.public and own.ref is not None and node in (None, own.ref.node_id):
             return ActorProxy(own.ref, methods)
-        if timeout is not None and timeout < 0:
-            raise ValueError(f"timeout={timeout}: expected seconds, 0 or more, or None")
         bridge = bridge_of(asyncio.get_running_loop())
         raw = None if node is None else node.raw
         found = await bridge.run(lambda token: self.core.resolve(bridge.core, token, name, raw, timeout or 0.0))

@@ -14,6 +14,10 @@ _PER_SECOND = 64
 """Slots a second: a deadline is noticed up to 16 ms late, and all of one slot share a timer of the loop."""
 
 
+_FAR = 1e10
+"""Loop time that is not reached, in seconds: loops take no timer that is much later."""
+
+
 class Timer:
     """One deadline that may still be reached."""
 
@@ -42,7 +46,7 @@ class Timers:
 
     def at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Calls `callback` soon after the loop's time is `when`."""
-        key = math.ceil(when * _PER_SECOND)
+        key = math.ceil(min(when, _FAR) * _PER_SECOND)
         slot = self._slots.get(key)
         if slot is None:
             slot = self._slots[key] = set()

@@ -20,11 +20,18 @@ class Message:
     Args:
         msg_type: What kind of message it is.
         payload: Its body.
+
+    Raises:
+        TypeError: A type that is no string, a body that is no bytes.
     """
 
     __slots__ = ("_reader", "msg_type", "payload")
 
     def __init__(self, msg_type: str, payload: bytes = b"") -> None:
+        if not isinstance(msg_type, str):
+            raise TypeError(f"msg_type={msg_type!r}: expected a string")
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            raise TypeError(f"payload={payload!r}: expected bytes; Message.from_json(msg_type, data) takes other data")
         self.msg_type = msg_type
         self.payload = payload
         self._reader: AsyncIterator[Any] | None = None

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::call::{Acceptance, Call, Mode};
 use crate::error::Error;
 use crate::id::ActorId;
+use crate::moment::from_now;
 use crate::observe::Metrics;
 use crate::system::{DEFAULT_GRACE, Displaced, Ending, Endpoint};
 
@@ -208,7 +209,7 @@ impl Endpoint for Mailbox {
     fn end(&self, ending: Ending) {
         match ending {
             Ending::Drain => self.advance(Phase::Draining),
-            Ending::Stop { grace } => self.advance(Phase::Stopping(Instant::now() + grace)),
+            Ending::Stop { grace } => self.advance(Phase::Stopping(from_now(grace))),
             Ending::Kill => self.advance(Phase::Killed),
             Ending::Fail { error } => {
                 self.state.lock().failure.get_or_insert(error);

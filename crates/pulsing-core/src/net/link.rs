@@ -154,7 +154,10 @@ impl Link {
             tell: mode == Mode::Tell,
             codec: u32::from(payload.codec.0),
             segments: segments_of(&payload),
-            timeout_ms: options.timeout.filter(|_| mode == Mode::Ask).map(|t| t.as_millis() as u64),
+            timeout_ms: options
+                .timeout
+                .filter(|_| mode == Mode::Ask)
+                .map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX)),
             sender: options.sender.map(id_bytes).unwrap_or_default(),
             chain: options.chain.iter().copied().map(id_bytes).collect(),
             trace: options.trace.clone().unwrap_or_default(),

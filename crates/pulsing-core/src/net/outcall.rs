@@ -11,6 +11,7 @@ use super::link::Link;
 use super::outbox::Key;
 use crate::call::{CallControl, CallOptions, CancelSignal, ReplyEvent, ReplySink};
 use crate::error::Error;
+use crate::moment::from_now;
 use crate::stream::Credit;
 use crate::system::Target;
 
@@ -77,7 +78,7 @@ impl Outcall {
         deadlines: &Arc<Deadlines>,
     ) -> Arc<Self> {
         let now = Instant::now();
-        let expires = options.timeout.map(|after| now + after);
+        let expires = options.timeout.map(from_now);
         let call = Arc::new_cyclic(|myself| Self {
             target,
             sink,

@@ -21,6 +21,7 @@ use crate::call::{Call, CancelSignal, Mode, ReplyEvent, ReplySink, Responder};
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
 use crate::id::ActorId;
+use crate::moment::from_now;
 use crate::observe::Metrics;
 use crate::payload::Payload;
 use crate::stream::Credit;
@@ -193,7 +194,7 @@ impl Session {
         let id = header.call;
         let cancel = CancelSignal::new();
         let credit = Arc::new(Credit::new(header.window));
-        let deadline = header.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
+        let deadline = header.timeout_ms.map(|ms| from_now(Duration::from_millis(ms)));
         let sink: Arc<dyn ReplySink> = if header.tell {
             Arc::new(TellSink { session: Arc::clone(self), actor, done: AtomicBool::new(false) })
         } else {

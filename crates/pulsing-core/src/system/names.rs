@@ -15,6 +15,7 @@ use super::{Instance, Target};
 use crate::cluster::Entry;
 use crate::error::{Error, Result};
 use crate::id::{ActorId, NodeId};
+use crate::moment::from_now;
 use crate::observe::Readiness;
 
 /// Least time between two looks of a [`NameWatch`]: what changes in between comes as one change.
@@ -238,7 +239,7 @@ impl System {
             return Ok(found);
         }
         let mut told_of = self.0.subscribe(name);
-        let deadline = Instant::now() + timeout;
+        let deadline = from_now(timeout);
         loop {
             if let Some(found) = self.pick(name, node) {
                 return Ok(found);

@@ -24,6 +24,7 @@ use crate::cluster::{Identity, MemberInfo, Membership, Registry};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::id::{ActorId, NodeId};
+use crate::moment::from_now;
 use crate::net::control::{Control, ControlEvent};
 use crate::net::deadline::Deadlines;
 use crate::net::handshake::{Credentials, Trust};
@@ -467,7 +468,7 @@ fn here(actor: ActorId, mode: Mode, payload: Payload, options: CallOptions, resp
         target: actor,
         mode,
         payload,
-        deadline: options.timeout.map(|t| Instant::now() + t),
+        deadline: options.timeout.map(from_now),
         sender: options.sender,
         chain: options.chain,
         trace: options.trace,

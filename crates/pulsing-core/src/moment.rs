@@ -1,0 +1,27 @@
+//! Times that users and peers give, as instants: none of them overflows.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// As good as for ever: longer than any process lives, and far below what an [`Instant`] can hold.
+const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The instant `after` from now, or, beyond a hundred years, one that is not reached.
+pub(crate) fn from_now(after: Duration) -> Instant {
+    Instant::now() + after.min(FAR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_is_too_long() {
+        for after in [Duration::ZERO, Duration::from_secs(1), Duration::from_millis(u64::MAX), Duration::MAX] {
+            let at = from_now(after);
+            assert!(at <= Instant::now() + FAR);
+            assert!(after < FAR || at > Instant::now() + FAR / 2);
+        }
+    }
+}
