@@ -48,11 +48,11 @@ def check_seconds(name: str, value: object, *, above: bool = False, or_none: str
         TypeError: It is no number.
         ValueError: It is out of bounds.
     """
-    expected = ("seconds above 0" if above else "seconds, 0 or more") + (f", or None {or_none}" if or_none else "")
+    or_none = f", or None {or_none}" if or_none else ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r}: expected {expected}")
+        raise TypeError(f"{name}={value!r}: expected seconds as a number{or_none}")
     if not (value > 0 if above else value >= 0) or math.isinf(value):
-        raise ValueError(f"{name}={value}: expected {expected}")
+        raise ValueError(f"{name}={value}: expected {'seconds above 0' if above else 'seconds, 0 or more'}{or_none}")
 
 
 def clean_name(name: str) -> str:
