@@ -233,7 +233,7 @@ class Handlers:
             reply.end()
         finally:
             await items.aclose()
-        d.state = DONE
+        d.finish()
 
     def _leave_exclusive(self, d: Delivery) -> None:
         if self.exclusive is d:
