@@ -175,8 +175,8 @@ class InboundCall:
         """
 
     def refuse(self, kind: str, detail: str = ..., number: float = 0.0) -> None:
-        """Answers with one of the runtime's errors: actor_stopped, mailbox_full (number = capacity), deadlock, timeout
-        (number = seconds), cancelled, shut_down, protocol.
+        """Answers with one of the runtime's errors: actor_stopped (number = 1: the message was not begun), mailbox_full
+        (number = capacity), deadlock, timeout (number = seconds), cancelled, shut_down, protocol.
 
         Raises:
             RuntimeError: Answered already.
@@ -397,6 +397,9 @@ class System:
 
     def watch(self, bridge: Bridge, token: int) -> None:
         """A changed event with `token` whenever members or names may answer differently, at most every 20 ms."""
+
+    def drain(self) -> None:
+        """Says that the node is about to leave: ``/ready`` answers 503, and who wants its port waits for it."""
 
     def shutdown(self, bridge: Bridge, token: int) -> None:
         """Leaves the cluster and reports to `token` when the port is free."""

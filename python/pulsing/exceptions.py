@@ -243,7 +243,7 @@ class PulsingActorError(PulsingError):
 
 
 class ActorStoppedError(PulsingActorError):
-    """The actor stopped, or was restarted, before it answered."""
+    """The actor stopped, or was restarted, before it answered; `retry_safe` where it had not begun with the message."""
 
     state_changed = "maybe"
 

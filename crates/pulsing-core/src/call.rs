@@ -275,7 +275,7 @@ impl Drop for Responder {
     fn drop(&mut self) {
         if !self.done {
             self.cancel.clear();
-            fault::unanswered(&self.sink, Error::ActorStopped { actor: self.actor });
+            fault::unanswered(&self.sink, Error::ActorStopped { actor: self.actor, begun: true });
         }
     }
 }

@@ -46,10 +46,12 @@ pub enum Error {
         node: NodeId,
     },
     /// The actor stopped before it answered.
-    #[error("actor {actor} stopped before it answered")]
+    #[error("actor {actor} stopped before it answered{}", if *.begun { "" } else { "; it had not begun with this message" })]
     ActorStopped {
         /// Which one.
         actor: ActorId,
+        /// It may have begun with the message; if not, the message can be sent to somebody else.
+        begun: bool,
     },
     /// The mailbox is full and the caller would not wait.
     #[error("mailbox of actor {actor} is full ({capacity} waiting messages); wait, or call without no_wait")]
@@ -221,6 +223,7 @@ macro_rules! kinds {
             /// Whether the callee may have run.
             pub fn state_change(&self) -> StateChange {
                 match self {
+                    Self::ActorStopped { begun: false, .. } => StateChange::No,
                     $($pattern => StateChange::$state,)*
                 }
             }

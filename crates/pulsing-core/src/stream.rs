@@ -153,7 +153,7 @@ impl StreamSink {
 impl Drop for StreamSink {
     fn drop(&mut self) {
         if !self.done {
-            fault::unanswered(&self.sink, Error::ActorStopped { actor: self.actor });
+            fault::unanswered(&self.sink, Error::ActorStopped { actor: self.actor, begun: true });
         }
     }
 }

@@ -84,7 +84,8 @@ async fn joining_fails_loudly() {
         .await
         .map(|_| ())
         .unwrap_err();
-    assert!(error.to_string().contains("the port is in use"), "{error}");
+    let holder = format!("the port is in use by Pulsing node {}", seed.node_id());
+    assert!(error.to_string().contains(&holder), "{error}");
     let error =
         System::start(SystemConfig { addr: Some("nonsense".into()), ..config(&[]) }).await.map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::InvalidAddress { .. }), "{error}");
@@ -101,6 +102,28 @@ async fn a_seed_that_restarts_is_joined_again() {
     let again = System::start(SystemConfig { addr: Some(addr), ..config(&[]) }).await.unwrap();
     eventually("they met again", Duration::from_secs(8), || alive(&again) == 2 && alive(&member) == 2).await;
     eventually("names too", Duration::from_secs(2), || again.instances("x").len() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn test_m4_a_restart_waits_for_the_port_of_its_former_self_and_replaces_it_at_once() {
+    let member = node(&[]).await;
+    let old = node(&[&member]).await;
+    let addr = old.addr().to_string();
+    old.spawn(Echo, named("x")).await.unwrap();
+    old.drain();
+    let restart = SystemConfig { addr: Some(addr.clone()), ..config(&[member.addr().to_string()]) };
+    let mut waiting = tokio::spawn(System::start(restart));
+    // Longer than a port may be held by somebody who does not leave.
+    assert!(tokio::time::timeout(Duration::from_millis(1500), &mut waiting).await.is_err());
+    old.shutdown().await;
+    let new = tokio::time::timeout(Duration::from_secs(2), waiting).await.unwrap().unwrap().unwrap();
+    assert_eq!(new.addr().to_string(), addr);
+    new.spawn(Echo, named("x")).await.unwrap();
+    eventually("the name is the new one's", Duration::from_secs(1), || {
+        let found = member.instances("x");
+        alive(&member) == 2 && found.len() == 1 && found[0].target.node == new.node_id()
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,7 +19,7 @@ pub(crate) fn to_tuple<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'p
             fields.set_item("actor", actor.to_string())?;
             fields.set_item("node", node.to_string())?;
         }
-        Error::ActorStopped { actor } => fields.set_item("actor", actor.to_string())?,
+        Error::ActorStopped { actor, .. } => fields.set_item("actor", actor.to_string())?,
         Error::MailboxFull { actor, capacity } => {
             fields.set_item("actor", actor.to_string())?;
             fields.set_item("capacity", capacity)?;
@@ -93,7 +93,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
 /// The runtime's own refusals, as an actor in Python states them. Unknown kinds are the binding's fault, said so.
 pub(crate) fn refusal(kind: &str, actor: ActorId, detail: String, number: f64) -> Error {
     match kind {
-        "actor_stopped" => Error::ActorStopped { actor },
+        "actor_stopped" => Error::ActorStopped { actor, begun: number == 0.0 },
         "mailbox_full" => Error::MailboxFull { actor, capacity: number as usize },
         "deadlock" => Error::Deadlock { chain: detail },
         "timeout" => {

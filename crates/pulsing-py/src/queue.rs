@@ -37,6 +37,16 @@ pub(crate) enum Event {
     Displaced(u64, String),
 }
 
+impl Event {
+    /// No loop will see it.
+    fn end(self) {
+        if let Self::Inbound { call, .. } = self {
+            let actor = call.target;
+            call.responder.error(pulsing_core::Error::ActorStopped { actor, begun: false });
+        }
+    }
+}
+
 /// Events on their way to a loop. Pushed from any thread, drained by one.
 pub(crate) struct Queue {
     state: Mutex<State>,
@@ -70,13 +80,13 @@ impl Queue {
     pub(crate) fn token(&self) -> u64 {
         self.next_token.fetch_add(1, Ordering::Relaxed)
     }
-    /// Hands an event to the loop. After `close` it is dropped, which answers an inbound call with `ActorStopped`.
+    /// Hands an event to the loop. After `close` an inbound call is answered with `ActorStopped`, and others are dropped.
     pub(crate) fn push(&self, event: Event) {
         let mut state = self.state.lock();
         if state.closed {
             // Dropping an event may push others: never under the lock.
             drop(state);
-            drop(event);
+            event.end();
             return;
         }
         state.events.push(event);
@@ -106,7 +116,9 @@ impl Queue {
             state.closed = true;
             std::mem::take(&mut state.events)
         };
-        drop(events);
+        for event in events {
+            event.end();
+        }
     }
     /// Whether the loop is gone.
     pub(crate) fn is_closed(&self) -> bool {

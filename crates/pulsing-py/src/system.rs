@@ -458,6 +458,11 @@ impl System {
         });
         Ok(())
     }
+    fn drain(&self) -> PyResult<()> {
+        runtime::check_fork()?;
+        self.core.drain();
+        Ok(())
+    }
     fn shutdown(&self, bridge: &Bridge, token: u64) -> PyResult<()> {
         runtime::check_fork()?;
         let core = self.core.clone();

@@ -144,7 +144,7 @@ class Inlet:
         call: _core.InboundCall = event[2]
         cell.system.counts.inbound += 1
         if cell.state == STOPPED:
-            call.refuse("actor_stopped")
+            call.refuse("actor_stopped", "", 1.0)
         elif call.codec in cell.protocols:
             self._protocol(call)
         else:

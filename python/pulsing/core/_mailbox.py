@@ -143,7 +143,7 @@ class Mailbox:
 
     def _refuse(self, d: Delivery) -> None:
         self._cell.system.counts.dead_letters += 1
-        d.fail(stopped(self._cell))
+        d.fail(stopped(self._cell, begun=False))
 
     def _admit(self) -> None:
         while self._overflow and len(self.waiting) < self.capacity:

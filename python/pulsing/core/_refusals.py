@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from pulsing.core._delivery import Delivery
 
 
-def stopped(cell: Cell, how: str = "stopped") -> PulsingError:
-    """What callers of a stopped actor get."""
+def stopped(cell: Cell, how: str = "stopped", *, begun: bool = True) -> PulsingError:
+    """What callers of a stopped actor get; it may have `begun` with the message, unless it says that it had not."""
     if cell.loss is not None:
         how = f"stopped ({cell.loss})"
-    error = ActorStoppedError(f"actor {cell.label} {how} before it answered", cell.label)
-    return refuse_as(error, "actor_stopped")
+    if begun:
+        return refuse_as(ActorStoppedError(f"actor {cell.label} {how} before it answered", cell.label), "actor_stopped")
+    text = f"actor {cell.label} {how} before it answered; it had not begun with this message"
+    error = ActorStoppedError(text, cell.label)
+    error.state_changed = "no"
+    return refuse_as(error, "actor_stopped", "", 1.0)
 
 
 def deadlock(cell: Cell, chain: tuple[bytes, ...]) -> PulsingError:

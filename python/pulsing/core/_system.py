@@ -186,6 +186,7 @@ class ActorSystem:
 
     async def _shut_down(self, grace: float) -> None:
         self.is_shut_down = True
+        self.core.drain()
         cells = sorted(self._cells.values(), key=lambda cell: cell.internal)
         ends = (cell.life.end("stop", grace, reason="node_left") for cell in cells)
         results = await asyncio.gather(self.processes.stop(grace), *ends, return_exceptions=True)

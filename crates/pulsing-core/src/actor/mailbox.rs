@@ -150,7 +150,7 @@ impl Mailbox {
         let actor = self.actor;
         for call in refused {
             self.metrics.dead_letters.inc();
-            call.responder.error(Error::ActorStopped { actor });
+            call.responder.error(Error::ActorStopped { actor, begun: false });
         }
     }
 }
@@ -170,7 +170,7 @@ impl Endpoint for Mailbox {
             let waiting = state.waiting.len();
             if self.phase() != Phase::Open {
                 self.metrics.dead_letters.inc();
-                Error::ActorStopped { actor }
+                Error::ActorStopped { actor, begun: false }
             } else if call.chain.contains(&actor) {
                 let chain: Vec<_> = call.chain.iter().chain([&actor]).map(ToString::to_string).collect();
                 Error::Deadlock { chain: chain.join(" -> ") }

@@ -155,7 +155,7 @@ impl<M> Tells<M> {
         let (tells, asks): (VecDeque<_>, VecDeque<_>) =
             account.into_iter().flat_map(|a| a.waiting).partition(|waiting| waiting.ticket.is_some());
         for ticket in tells.into_iter().filter_map(|waiting| waiting.ticket) {
-            ticket.finish(Err(Error::ActorStopped { actor }));
+            ticket.finish(Err(Error::ActorStopped { actor, begun: false }));
         }
         asks.into_iter().map(|waiting| waiting.message).for_each(send);
     }
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(tells.ask(A, ME, 2), None);
         let mut sent = Vec::new();
         tells.ended(A, |n| sent.push(n));
-        assert_eq!((outcome(ticket), sent), (Err(Error::ActorStopped { actor: A }), vec![2]));
+        assert_eq!((outcome(ticket), sent), (Err(Error::ActorStopped { actor: A, begun: false }), vec![2]));
 
         let tells = full();
         let (ticket, gone) = (waits(&tells), waits(&tells));

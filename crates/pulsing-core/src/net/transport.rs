@@ -13,7 +13,6 @@ use tokio::task::JoinHandle;
 use super::conn::{Reading, Writing};
 #[cfg(feature = "testing")]
 use super::memory;
-use crate::error::{Error, Result};
 use crate::id::NodeId;
 
 /// Where a node's connections go, and where it has its chances from.
@@ -72,21 +71,13 @@ impl Transport {
     /// Listens on `addr`.
     ///
     /// # Errors
-    /// `Bind` with the system's words.
-    pub fn bind(&self, addr: SocketAddr) -> Result<Listener> {
-        let bound = match self {
+    /// `AddrInUse` when somebody else does; whatever else the system says.
+    pub fn bind(&self, addr: SocketAddr) -> io::Result<Listener> {
+        match self {
             Self::Tcp => bind_tcp(addr).map(Listener::Tcp),
             #[cfg(feature = "testing")]
             Self::Memory(host) => host.bind(addr).map(Listener::Memory),
-        };
-        bound.map_err(|e| {
-            let reason = if e.kind() == io::ErrorKind::AddrInUse {
-                "the port is in use; choose another --addr or stop its holder".to_owned()
-            } else {
-                e.to_string()
-            };
-            Error::Bind { addr: addr.to_string(), reason }
-        })
+        }
     }
 
     /// The addresses of `host:port`.

@@ -311,7 +311,11 @@ impl ErrorHeader {
         let mut out = Self { call, kind: error.kind().to_owned(), ..Self::default() };
         match error {
             Error::ActorNotFound { actor, node } => out.text = vec![actor.to_string(), node.to_string()],
-            Error::ActorStopped { actor } => out.text = vec![actor.to_string()],
+            Error::ActorStopped { actor, begun } => {
+                out.text = vec![actor.to_string()];
+                // Nodes that know no such number take the message for begun.
+                out.numbers = if *begun { Vec::new() } else { vec![1] };
+            }
             Error::MailboxFull { actor, capacity } => {
                 out.text = vec![actor.to_string()];
                 out.numbers = vec![*capacity as u64];
@@ -352,7 +356,7 @@ impl ErrorHeader {
                 (Ok(actor), Ok(node)) => Some(Error::ActorNotFound { actor, node }),
                 _ => None,
             },
-            "actor_stopped" => text(0).parse().ok().map(|actor| Error::ActorStopped { actor }),
+            "actor_stopped" => text(0).parse().ok().map(|actor| Error::ActorStopped { actor, begun: number(0) == 0 }),
             "mailbox_full" => {
                 text(0).parse().ok().map(|actor| Error::MailboxFull { actor, capacity: number(0) as usize })
             }
@@ -434,7 +438,8 @@ mod tests {
             data: Bytes::from_static(b"x"),
         };
         for error in [
-            Error::ActorStopped { actor: ActorId(9) },
+            Error::ActorStopped { actor: ActorId(9), begun: true },
+            Error::ActorStopped { actor: ActorId(9), begun: false },
             Error::MailboxFull { actor: ActorId(9), capacity: 256 },
             Error::Cancelled,
             Error::ShutDown,

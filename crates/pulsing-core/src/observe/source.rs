@@ -16,6 +16,8 @@ pub enum Readiness {
     Joining,
     /// Member of its cluster.
     Ready,
+    /// Finishes what it has begun before it leaves.
+    Draining,
     /// Announced its departure.
     Leaving,
 }
@@ -26,7 +28,7 @@ impl Readiness {
         match self {
             Self::Joining => "joining",
             Self::Ready => "ready",
-            Self::Leaving => "leaving",
+            Self::Draining | Self::Leaving => "leaving",
         }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
@@ -42,9 +43,17 @@ pub(super) async fn join(inner: &Arc<Inner>, timeout: Option<Duration>) -> Resul
     let mut notice = tokio::time::interval_at(begun + NOTICE, NOTICE);
     let mut changes = inner.changes.subscribe();
     let mut search = Search::default();
-    let mut told = inner.seeds.iter().map(|seed| (seed.to_string(), "no answer yet".to_owned())).collect();
+    let mut told: BTreeMap<String, String> = BTreeMap::new();
+    let dialled = Arc::clone(&search.dialled);
     let list = |told: &BTreeMap<String, String>| {
-        told.iter().map(|(seed, why)| format!("{seed} ({why})")).collect::<Vec<_>>().join("; ")
+        let silent = |seed: &String| match dialled.lock().get(seed) {
+            Some(addrs) => addrs.iter().map(|addr| format!("{addr}: no answer yet")).collect::<Vec<_>>().join(", "),
+            None => "its name has not been resolved yet".to_owned(),
+        };
+        let all = inner.seeds.iter().map(ToString::to_string).filter(|seed| told.contains_key(seed) || told.is_empty());
+        all.map(|seed| format!("{seed} ({})", told.get(&seed).cloned().unwrap_or_else(|| silent(&seed))))
+            .collect::<Vec<_>>()
+            .join("; ")
     };
     let deadline = async {
         match timeout {
@@ -139,6 +148,8 @@ struct Search {
     known: BTreeMap<SocketAddr, NodeId>,
     /// A refusal is logged once, and the others are asked; it does not end the search.
     patient: bool,
+    /// What is being dialled for each seed.
+    dialled: Arc<Mutex<BTreeMap<String, Vec<SocketAddr>>>>,
     complained: BTreeSet<String>,
 }
 
@@ -184,6 +195,7 @@ impl Search {
                             _ => dial.entry(*addr).or_default().push(seed.clone()),
                         }
                     }
+                    self.dialled.lock().insert(seed, addrs.clone());
                     self.resolved.insert(index, (since, addrs));
                 }
             }

@@ -13,6 +13,7 @@ mod links;
 mod names;
 mod node;
 mod observe;
+mod port;
 mod reply;
 mod seed;
 mod service;

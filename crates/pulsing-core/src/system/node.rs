@@ -18,7 +18,7 @@ use super::names::Listeners;
 use super::service::NODE_ACTOR;
 use super::watching::Watching;
 use super::{Member, MemberState, Security, Seed, SystemConfig, Target};
-use super::{address, join, reply, service};
+use super::{address, join, port, reply, service};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
 use crate::cluster::{Identity, MemberInfo, Membership, Registry};
 use crate::error::{Error, Result};
@@ -109,7 +109,7 @@ impl System {
             }
         };
         let transport = config.transport.clone();
-        let listener = transport.bind(binding.bind)?;
+        let listener = port::listen(binding.bind, &transport, &trust).await?;
         let port = listener.port().map_err(|e| Error::Config(e.to_string()))?;
         let id = transport.node_id();
         let told = SocketAddr::new(binding.advertise, binding.port.unwrap_or(port));
@@ -276,6 +276,14 @@ impl System {
         } else {
             payload.check("a message", self.0.config.max_message)?;
             self.0.link_to(target.node)?.tell(target.actor, payload, &options)
+        }
+    }
+
+    /// Says that the node is about to leave, while its actors finish: `/ready` answers 503, and who wants its port waits.
+    pub fn drain(&self) {
+        let mut readiness = self.0.readiness.lock();
+        if *readiness != Readiness::Leaving {
+            *readiness = Readiness::Draining;
         }
     }
 

@@ -234,7 +234,7 @@ async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
                     }
                     Some(Err(error)) => break Some(error),
                     // Load reports end with the worker.
-                    None => break Some(Error::ActorStopped { actor: worker.target().actor }),
+                    None => break Some(Error::ActorStopped { actor: worker.target().actor, begun: true }),
                 }
             },
             Ok(Reply::Value(_)) => None,
