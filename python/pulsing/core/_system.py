@@ -30,6 +30,7 @@ from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass
 from pulsing.core._sources import Desk
 from pulsing.core._spawn import Blueprint, SpawnOptions, blueprint
+from pulsing.core._start import start_core
 from pulsing.core._supervision import RestartPolicy
 from pulsing.exceptions import (
     ActorNotFoundError,
@@ -125,41 +126,7 @@ class ActorSystem:
         _lifecycle.prepare()
         _lifecycle.start_logging()
         bridge = bridge_of(running)
-
-        starting: _core.Starting | None = None
-
-        def start(token: int) -> None:
-            nonlocal starting
-            starting = _core.System.start(
-                bridge.core,
-                token,
-                addr=config.addr,
-                advertise=config.advertise,
-                seeds=list(config.seeds),
-                cluster=config.cluster,
-                passphrase=config.passphrase,
-                cert=config.cert,
-                key=config.key,
-                ca=config.ca,
-                insecure=config.insecure,
-                secret_file=config.secret_file,
-                join_timeout=config.join_timeout,
-                observe=config.observe,
-                max_message=config.max_message,
-                preset=None if config.preset == "auto" else config.preset,
-                stream_idle=config.stream_idle,
-                host=_host,
-            )
-
-        try:
-            core = await bridge.run(start, orphan=lambda late: late.shutdown(bridge.core, bridge.core.token()))
-        except _core.CoreError as error:
-            raise from_core(error.args) from None
-        except asyncio.CancelledError:
-            # It would dial its seeds for as long as the process lives.
-            if starting is not None:
-                starting.cancel()
-            raise
+        core = await start_core(config, bridge, _host)
         system = cls(core, bridge, config)
         system.processes.in_memory = _host is not None
         bridge.watch.limit = math.inf if config.watchdog is None else config.watchdog
