@@ -12,6 +12,11 @@ EXAMPLES = {
     "pipeline.py": "".join(f"{n}\n" for n in range(10)) + "the producer stopped\n",
     "engine.py": "HELLO FROM AN ENGINE OF MY OWN\n",
 }
+# Jobs, which something else starts.
+TESTED_ELSEWHERE = {
+    "ray_job.py": "tests/integrations/test_ray_real.py",
+    "torchrun_job.py": "tests/integrations/test_torchrun_real.py",
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -30,6 +35,7 @@ def test_example(name: str, tmp_path: pathlib.Path) -> None:
 
 def test_every_example_is_tested_and_listed() -> None:
     files = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert files == set(EXAMPLES)
+    assert files == {*EXAMPLES, *TESTED_ELSEWHERE}
+    assert all(name in (ROOT / test).read_text() for name, test in TESTED_ELSEWHERE.items())
     listing = (ROOT / "examples/README.md").read_text()
     assert all(f"`{name}`" in listing for name in files)

@@ -104,6 +104,8 @@ def test_the_first_process_decides_on_the_secret_and_another_kind_is_refused() -
     assert theirs.passphrase is None, "a passphrase that all have is not handed on"
     assert options(insecure=True).terms("job").security == "insecure"
     assert options().terms("job", one_host=True).security == "host"
+    # A certificate may name the cluster.
+    assert options(cert="c", key="k", ca="a", cluster="mine").terms("job") == Terms("mine", "certified")
     for terms, mine in (
         (made, {"passphrase": "x"}),
         (theirs, {}),
@@ -112,6 +114,8 @@ def test_the_first_process_decides_on_the_secret_and_another_kind_is_refused() -
     ):
         with pytest.raises(ConfigError, match="give all of them the same passphrase"):
             run(options(**mine).start(terms, "127.0.0.1:0", (), 1.0))
+    with pytest.raises(ConfigError, match="given a certificate, the one that began the job's cluster no secret"):
+        run(options(cert="c", key="k", ca="a").start(made, "127.0.0.1:0", (), 1.0))
     assert not pul.is_initialized()
 
 

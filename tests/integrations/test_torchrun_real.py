@@ -123,6 +123,14 @@ def test_a_rank_that_does_not_call_is_missed_in_words(tmp_path: pathlib.Path) ->
     assert row["running"] is False
 
 
+def test_the_example() -> None:
+    example = HERE.parents[1] / "examples" / "torchrun_job.py"
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(example)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 0 greets rank 0\nrank 1 greets rank 0\n"
+
+
 @pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR"])
 def test_outside_a_job_it_says_what_is_missing(missing: str) -> None:
     code = "import asyncio, pulsing as pul; asyncio.run(pul.init_inside_torchrun())"

@@ -21,9 +21,10 @@ from pulsing.core._threads import run_in_thread
 from pulsing.exceptions import ConfigError, JoinError, PulsingRuntimeError
 
 T = TypeVar("T")
-Security = Literal["made", "given", "insecure", "host"]
-"""Where the cluster's secret comes from: made for the job and handed on; given to each process beforehand; there is
-none; every process runs on one host as one user, whose secret file is enough."""
+Security = Literal["made", "given", "certified", "insecure", "host"]
+"""What keeps the cluster together: a secret made for the job and handed on; one that each process was given beforehand;
+certificates; nothing; the secret file of the one user on the one host that all processes run on."""
+_PKI = ("cert", "key", "ca")
 
 JOIN_TIMEOUT = 60.0
 """Seconds for a job's processes to find each other: schedulers start them one after the other."""
@@ -36,7 +37,7 @@ class Terms:
 
     Args:
         cluster: Name of the cluster, of this start of the job alone.
-        security: Where its secret comes from.
+        security: What keeps it together.
         passphrase: The secret, if it was made.
     """
 
@@ -88,8 +89,12 @@ class Options:
         self.config = config
         self.cluster: str = BY_NAME["cluster"].check(settings.get("cluster", usual.get("cluster", "default")))
         self.insecure = bool(settings.get("insecure", usual.get("insecure", False)))
-        file = passphrase_file or (None if self.insecure else usual.get("passphrase_file"))
-        if passphrase is None and (file or not self.insecure):
+        # As `pul.init` does: who says here what keeps the cluster together is not contradicted by the environment.
+        here = passphrase is not None or passphrase_file is not None or bool(settings.get("insecure"))
+        self.certified = any(settings.get(name) or (usual.get(name) and not here) for name in _PKI)
+        other = self.insecure or self.certified
+        file = passphrase_file or (None if other else usual.get("passphrase_file"))
+        if passphrase is None and (file or not other):
             passphrase = read_passphrase(file, os.environ)
         self.passphrase = passphrase
         limit = settings.get("join_timeout", usual.get("join_timeout", JOIN_TIMEOUT))
@@ -97,14 +102,22 @@ class Options:
 
     def terms(self, label: str, one_host: bool = False) -> Terms:
         """Terms that this process would set if it is the first."""
+        if self._said == "certified":
+            # Certificates may name the cluster.
+            return Terms(self.cluster, "certified")
         cluster = f"{self.cluster}/{label}-{secrets.token_hex(4)}"
+        if self._said is not None:
+            return Terms(cluster, self._said)
+        return Terms(cluster, "host") if one_host else Terms(cluster, "made", secrets.token_hex(32))
+
+    @property
+    def _said(self) -> Security | None:
+        """What this process was told of the cluster's security, if anything."""
         if self.insecure:
-            return Terms(cluster, "insecure")
-        if self.passphrase is not None:
-            return Terms(cluster, "given")
-        if one_host:
-            return Terms(cluster, "host")
-        return Terms(cluster, "made", secrets.token_hex(32))
+            return "insecure"
+        if self.certified:
+            return "certified"
+        return None if self.passphrase is None else "given"
 
     async def start(self, terms: Terms, addr: str, seeds: tuple[str, ...], within: float | None) -> ActorSystem:
         """Starts the process's own system on the job's terms.
@@ -119,13 +132,12 @@ class Options:
             ConfigError: This process was given another kind of secret than the others.
             BindError, JoinError, RefusedError: As `pul.init`.
         """
-        mine = "insecure" if self.insecure else "given" if self.passphrase is not None else "none"
-        theirs = terms.security if terms.security in ("insecure", "given") else "none"
-        if mine != theirs:
+        theirs = None if terms.security in ("made", "host") else terms.security
+        if self._said != theirs:
             raise ConfigError(
-                f"this process was given {_SAID[mine]}, the one that began the job's cluster {_SAID[theirs]}: give all "
-                "of them the same passphrase (PULSING_PASSPHRASE or passphrase_file); or none, and one is made for the "
-                "job; or insecure=True"
+                f"this process was given {_WORDS[self._said]}, the one that began the job's cluster {_WORDS[theirs]}: "
+                "give all of them the same passphrase (PULSING_PASSPHRASE or passphrase_file), or certificates; or "
+                "nothing, and a passphrase is made for the job; or insecure=True"
             )
         settings = {**self.settings, "cluster": terms.cluster, "join_timeout": within}
         return await _global.init(
@@ -137,7 +149,7 @@ class Options:
         )
 
 
-_SAID = {"none": "no secret", "given": "a passphrase", "insecure": "insecure=True"}
+_WORDS = {None: "no secret", "given": "a passphrase", "certified": "a certificate", "insecure": "insecure=True"}
 
 
 class Deadline:

@@ -64,16 +64,12 @@ class RayMeeting:
         """See `Meeting.leave`."""
         self._meeting.leave(addr, time.monotonic())
 
-    def end(self) -> None:
-        """Ends the actor for good, unless somebody came in the meantime."""
-        if self._meeting.over(time.monotonic()):
-            self._ray.actor.exit_actor()
-
     def _watch(self) -> None:
-        while True:
+        while not self._meeting.over(time.monotonic()):
             time.sleep(1.0)
-            if self._meeting.over(time.monotonic()):
-                self._me.end.remote()
+        # Not `exit_actor`, which waits for what this process itself has asked of the actor. Who comes at this very
+        # moment gets an error for it, and begins again.
+        self._ray.kill(self._me)
 
 
 class Beats:

@@ -6,20 +6,24 @@ They meet at a named Ray actor in the job's namespace, which knows who lives and
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
+import re
+import secrets
 import sys
-import uuid
 from concurrent.futures import Future
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pulsing.core._config import NodeSettings
-from pulsing.core._global import actor_system
 from pulsing.core._system import ActorSystem
 from pulsing.exceptions import JoinError, PulsingError, PulsingRuntimeError, RefusedError
 from pulsing.integrations._job import Membership, Options, Terms, complete, off_loop
 from pulsing.integrations._meeting import Entry
 from pulsing.integrations._ray_actor import Beats, RayMeeting
+
+if TYPE_CHECKING:
+    from pulsing.sync import System
 
 __all__ = ["async_init_in_ray", "cleanup", "cleanup_ray", "init_in_ray", "init_inside_ray", "is_inside_ray"]
 
@@ -30,6 +34,7 @@ _ATTEMPT = 5.0
 _ANSWER_WITHIN = 30.0
 _ASK_AGAIN = 0.05
 _BRIDGE_WITHIN = 10.0
+_ANONYMOUS = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _membership = Membership("pul.init_inside_ray()")
 
 
@@ -92,7 +97,7 @@ async def init_inside_ray(
 async_init_in_ray = init_inside_ray
 
 
-def init_in_ray(**settings: Any) -> Any:
+def init_in_ray(**settings: Any) -> System:
     """`init_inside_ray` for code without an event loop; the same as ``pul.sync.init_inside_ray``."""
     from pulsing import sync
 
@@ -130,12 +135,8 @@ def _namespace(ray: Any, given: str | None) -> str:
         return given
     context = ray.get_runtime_context()
     own = str(context.namespace)
-    try:
-        # What Ray calls the namespace of a job that named none. It warns of detached actors there.
-        uuid.UUID(own)
-    except ValueError:
-        return own
-    return f"pulsing-job-{context.get_job_id()}"
+    # What Ray calls the namespace of a job that named none. It warns of detached actors there.
+    return f"pulsing-job-{context.get_job_id()}" if _ANONYMOUS.fullmatch(own) else own
 
 
 def _ray() -> Any:
@@ -157,7 +158,7 @@ class _Joining:
         self._ray = ray
         self._options = options
         self._namespace = namespace
-        self._who = uuid.uuid4().hex
+        self._who = secrets.token_hex(16)
         self._meeting: Any = None
         self._terms = ""
 
@@ -237,19 +238,16 @@ def _bridge(system: ActorSystem, lost: tuple[str, ...]) -> Future[None]:
     """Brings two halves of the job together that began apart, or lost each other: a node that joins both."""
 
     async def join_both() -> None:
-        config = system.config
+        host = system.addr.rpartition(":")[0]
+        config = dataclasses.replace(
+            system.config,
+            addr=f"{host}:0",
+            advertise=None,
+            seeds=(system.addr, *lost),
+            join_timeout=_BRIDGE_WITHIN,
+        )
         try:
-            between = await actor_system(
-                f"{system.addr.rpartition(':')[0]}:0",
-                seeds=(system.addr, *lost),
-                passphrase=config.passphrase,
-                cluster=config.cluster,
-                insecure=config.insecure,
-                secret_file=config.secret_file,
-                preset=config.preset,
-                join_timeout=_BRIDGE_WITHIN,
-                watchdog=config.watchdog,
-            )
+            between = await ActorSystem.create(config)
         except PulsingError as error:
             _log.debug("nodes of the Ray job at %s are out of reach: %s", ", ".join(lost), error)
             return

@@ -6,19 +6,21 @@ The ranks meet at the job's own store, ``torch.distributed.TCPStore`` at ``MASTE
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from pulsing.core._config import NodeSettings
 from pulsing.core._system import ActorSystem
 from pulsing.exceptions import ConfigError, JoinError, PulsingRuntimeError, RefusedError
 from pulsing.integrations._job import Deadline, Membership, Options, Terms, complete, off_loop
+
+if TYPE_CHECKING:
+    from pulsing.sync import System
 
 __all__ = ["async_init_in_torchrun", "init_in_torchrun", "init_inside_torchrun", "is_torchrun"]
 
@@ -89,7 +91,7 @@ async def init_inside_torchrun(
 async_init_in_torchrun = init_inside_torchrun
 
 
-def init_in_torchrun(**settings: Any) -> Any:
+def init_in_torchrun(**settings: Any) -> System:
     """`init_inside_torchrun` for code without an event loop; the same as ``pul.sync.init_inside_torchrun``."""
     from pulsing import sync
 
@@ -272,6 +274,8 @@ class _GroupBoard:
 
 def _interface(master: str) -> str:
     """``address:0`` of this host that others reach it at, as far as the way to the master tells."""
+    import ipaddress
+
     found = _source(master) if master else None
     if found is None or ipaddress.ip_address(found).is_loopback:
         # The master itself, where its name means loopback: the runtime chooses the address to tell others.
