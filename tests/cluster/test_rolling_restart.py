@@ -1,4 +1,4 @@
-"""Every node of a cluster is restarted under load, one after the other, and no call fails (M4, R10).
+"""Nodes that come back on their addresses: one after the other under load, and after a kill (M4, R10).
 
 What a caller does: it resolves the name, asks, and where the error says that nothing was done it resolves again.
 """
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 
 from runtime_util import eventually, run
 
@@ -93,11 +94,24 @@ async def ask(system: pul.ActorSystem, value: int, seen: Counter[str]) -> int:
             return int(pid)
 
 
-def test_m4_a_rolling_restart_under_load_fails_no_call(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "rolling_actor.py").write_text(ACTOR)
-    nodes = Nodes(tmp_path, free_ports(NODES))
+@contextlib.contextmanager
+def nodes_in(folder: pathlib.Path) -> Iterator[Nodes]:
+    """Their processes end with the test; what they logged goes with its failure."""
+    (folder / "rolling_actor.py").write_text(ACTOR)
+    nodes = Nodes(folder, free_ports(NODES))
+    try:
+        yield nodes
+    except BaseException as error:
+        error.add_note(nodes.logs())
+        raise
+    finally:
+        for process in nodes.all:
+            process.kill()
+            process.wait()
 
-    async def main() -> None:
+
+def test_m4_a_rolling_restart_under_load_fails_no_call(tmp_path: pathlib.Path) -> None:
+    async def main(nodes: Nodes) -> None:
         for at in range(NODES):
             nodes.start(at)
         system = await pul.actor_system("127.0.0.1:0", seeds=nodes.seeds, join_timeout=30)
@@ -156,15 +170,51 @@ def test_m4_a_rolling_restart_under_load_fails_no_call(tmp_path: pathlib.Path) -
             over = True
             await system.shutdown(0.0)
 
-    try:
-        run(main())
+    with nodes_in(tmp_path) as nodes:
+        run(main(nodes))
         for process in nodes.running.values():
             process.send_signal(signal.SIGTERM)
         assert [process.wait(30) for process in nodes.running.values()] == [0] * NODES
-    except BaseException as error:
-        error.add_note(nodes.logs())
-        raise
-    finally:
-        for process in nodes.all:
-            process.kill()
-            process.wait()
+
+
+def test_m4_a_killed_node_that_comes_back_replaces_its_former_self(tmp_path: pathlib.Path) -> None:
+    async def main(nodes: Nodes) -> None:
+        for at in range(NODES):
+            nodes.start(at)
+        system = await pul.actor_system("127.0.0.1:0", seeds=nodes.seeds, join_timeout=30)
+
+        async def instances() -> dict[str, str]:
+            return {one["addr"]: one["node_id"] for one in await system.get_named_instances("echo")}
+
+        async def all_serve() -> bool:
+            return len(await instances()) == NODES
+
+        try:
+            await eventually("all nodes serve", all_serve, 30)
+            before = await instances()
+            victim = nodes.running[0]
+            victim.kill()
+            victim.wait()
+            new = nodes.start(0)
+            here = nodes.seeds[0]
+
+            async def joined() -> bool:
+                return any(one["addr"] == here and one["node_id"] != before[here] for one in await system.members())
+
+            await eventually("its successor has joined", joined, 30)
+            # From here on nobody is sent to the dead one.
+            assert (await instances()).get(here) != before[here]
+
+            async def answers() -> bool:
+                return (await instances()).get(here) not in {None, before[here]}
+
+            await eventually("and serves under its name", answers, 10)
+            proxy = await system.resolve("echo", node_id=(await instances())[here], timeout=5)
+            assert await proxy.echo("x") == ("x", new.pid)
+            alive = [one["addr"] for one in await system.members() if one["state"] == "alive"]
+            assert sorted(alive) == sorted([*nodes.seeds, system.addr])
+        finally:
+            await system.shutdown(0.0)
+
+    with nodes_in(tmp_path) as nodes:
+        run(main(nodes))

@@ -13,6 +13,7 @@ from runtime_util import eventually, free_port, local_system, run
 import pulsing as pul
 from pulsing._core import seed_places
 from pulsing.exceptions import ConfigError, JoinError
+from pulsing.testing import Network, simulate
 
 
 @pul.remote
@@ -172,3 +173,28 @@ def test_a_worker_whose_head_is_not_there_says_so() -> None:
         assert pul.SystemConfig.standalone().with_head_node() == pul.SystemConfig.standalone()
 
     run(main())
+
+
+@simulate(seed=1)
+async def test_m6_a_name_is_looked_up_again_until_somebody_has_it(net: Network) -> None:
+    waiting = asyncio.create_task(net.system("b", seeds=["a"], join_timeout=None))
+    await asyncio.sleep(20)
+    assert not waiting.done()
+    a = await net.system("a")
+    b = await waiting
+    await net.until(lambda: net.members(a) == net.members(b) == {a.addr, b.addr}, within=5)
+
+
+@simulate(seed=1)
+async def test_m4_a_lone_node_looks_for_its_seeds_for_ever(net: Network) -> None:
+    await net.system("a")
+    b = await net.system("b", seeds=["a"])
+    c = await net.system("c", seeds=["a"])
+    await net.until(lambda: len(net.members(b)) == 3, within=5)
+    await net.kill("a")
+    await c.shutdown()
+    # Longer than anybody remembers its members.
+    await asyncio.sleep(300)
+    assert net.members(b) == {b.addr}
+    again = await net.system("a")
+    await net.until(lambda: net.members(again) == net.members(b) == {again.addr, b.addr}, within=5)

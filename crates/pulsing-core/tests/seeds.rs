@@ -212,3 +212,32 @@ async fn test_m6_a_wildcard_is_known_as_the_interface_that_reaches_the_first_see
     assert_eq!(peer.addr().ip(), own);
     eventually("both see both", Duration::from_secs(2), || alive(&seed) == 2 && alive(&peer) == 2).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn test_m6_another_wire_version_is_refused_at_once_in_words() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut hello = [0; 12];
+            let _ = stream.read_exact(&mut hello).await;
+            let _ = stream.write_all(b"\x89PULSING\xff\xff\0\0\0\0\0\0").await;
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        }
+    });
+    let forever = SystemConfig { join_timeout: None, ..config(&[addr.to_string()]) };
+    let error = tokio::time::timeout(Duration::from_secs(4), failure(forever)).await.unwrap();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert!(error.to_string().contains("wire versions do not meet"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn test_m6_a_node_that_cannot_be_reached_is_told_which_addresses_are_meant() {
+    let nowhere = free();
+    let told = SystemConfig { advertise: Some(nowhere.to_string()), ..config(&[]) };
+    let seed = System::start(told).await.unwrap();
+    let at = seed.bound().to_string();
+    let error = failure(SystemConfig { join_timeout: Some(Duration::from_secs(2)), ..config(&[at]) }).await.to_string();
+    assert!(error.contains(&format!("it advertises {nowhere}, this node 127.0.0.1:")), "{error}");
+}

@@ -18,7 +18,6 @@ use super::node::Inner;
 use super::seed::Seed;
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
-use crate::id::NodeId;
 use crate::net::conn;
 use crate::net::handshake::{self, Lane};
 use crate::net::wire::{EmptyHeader, Kind, encode};
@@ -107,8 +106,10 @@ fn words(inner: &Inner, seen: &[(Option<SocketAddr>, Seen)]) -> Option<String> {
     let one = |(addr, seen): &(Option<SocketAddr>, Seen)| {
         let what = match seen {
             Seen::Myself => return None,
-            Seen::Peer(_) => format!(
-                "it answered, but the two do not reach each other at the addresses that they advertise; this node's is {me}"
+            Seen::Peer(peer) => format!(
+                "it answered, but one of the two does not reach the other: it advertises {}, this node {me}; open the way, or \
+                 give --advertise what the other can reach",
+                peer.addr
             ),
             Seen::Nobody(reason) => reason.clone(),
         };
@@ -134,7 +135,7 @@ pub(super) async fn keep(inner: Weak<Inner>) {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Myself,
-    Peer(NodeId),
+    Peer(Identity),
     Nobody(String),
 }
 
@@ -145,7 +146,7 @@ type Found = BTreeMap<String, Vec<(Option<SocketAddr>, Seen)>>;
 struct Search {
     /// What the seeds stood for, and since when.
     resolved: BTreeMap<usize, (Instant, Vec<SocketAddr>)>,
-    known: BTreeMap<SocketAddr, NodeId>,
+    known: BTreeMap<SocketAddr, Identity>,
     /// A refusal is logged once, and the others are asked; it does not end the search.
     patient: bool,
     /// What is being dialled for each seed.
@@ -186,10 +187,10 @@ impl Search {
                 Ok((since, addrs)) => {
                     for addr in &addrs {
                         match self.known.get(addr) {
-                            Some(node) if inner.is_member(*node) => {
-                                found.entry(seed.clone()).or_default().push((Some(*addr), Seen::Peer(*node)));
+                            Some(peer) if inner.is_member(peer.node) => {
+                                found.entry(seed.clone()).or_default().push((Some(*addr), Seen::Peer(*peer)));
                             }
-                            Some(node) if *node == inner.id && is_mine(inner, *addr) => {
+                            Some(peer) if peer.node == inner.id && is_mine(inner, *addr) => {
                                 found.entry(seed.clone()).or_default().push((Some(*addr), Seen::Myself));
                             }
                             _ => dial.entry(*addr).or_default().push(seed.clone()),
@@ -218,8 +219,8 @@ impl Search {
                     Seen::Nobody(reason)
                 });
                 match &seen {
-                    Seen::Myself => self.known.insert(addr, inner.id),
-                    Seen::Peer(node) => self.known.insert(addr, *node),
+                    Seen::Myself => self.known.insert(addr, *inner.me.lock()),
+                    Seen::Peer(peer) => self.known.insert(addr, *peer),
                     Seen::Nobody(_) => self.known.remove(&addr),
                 };
                 for seed in &dial[&addr] {
@@ -265,7 +266,7 @@ async fn meet(inner: &Arc<Inner>, addr: SocketAddr) -> Result<Seen> {
         );
     }
     let _ = inner.driver.send(Input::Join(peer));
-    Ok(Seen::Peer(peer.node))
+    Ok(Seen::Peer(peer))
 }
 
 /// Why what a peer says of itself cannot be true, or of no use here.
