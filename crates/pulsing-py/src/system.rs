@@ -123,7 +123,7 @@ pub(crate) fn pki_files(
 #[pymethods]
 impl System {
     #[staticmethod]
-    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, cert, key, ca, insecure, secret_file, join_timeout, observe, max_message, stream_idle, preset = None, host = None))]
+    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, cert, key, ca, insecure, secret_file, join_timeout, observe, handshake_timeout, max_handshakes, max_observers, max_message, stream_idle, preset = None, host = None))]
     fn start(
         py: Python<'_>,
         bridge: &Bridge,
@@ -140,6 +140,9 @@ impl System {
         secret_file: Option<PathBuf>,
         join_timeout: Option<f64>,
         observe: bool,
+        handshake_timeout: f64,
+        max_handshakes: usize,
+        max_observers: usize,
         max_message: Option<u64>,
         stream_idle: Option<f64>,
         preset: Option<&str>,
@@ -167,10 +170,15 @@ impl System {
             secret_file,
             join_timeout: seconds("join_timeout", join_timeout)?,
             observe,
+            max_handshakes,
+            max_observers,
             transport,
             stream_idle: seconds("stream_idle", stream_idle)?,
             ..SystemConfig::default()
         };
+        if let Some(limit) = seconds("handshake_timeout", Some(handshake_timeout))? {
+            config.handshake_timeout = limit;
+        }
         config.preset = match preset {
             None => None,
             Some(name) => Some(

@@ -38,6 +38,9 @@ class SystemConfig:
         secret_file: File of the per-user secret that peers on one host prove; None: the default place.
         join_timeout: Seconds to wait for the seeds; None for ever.
         observe: Answer observers on the node's port.
+        handshake_timeout: Seconds that a connection may take to say what it is, and to prove it.
+        max_handshakes: Connections that may be doing so.
+        max_observers: Observers served at once.
         preset: How patient failure detection is: "local", "lan", "wan"; "auto": local without a secret, else lan.
         default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
         start_timeout: Seconds an actor's `on_start` may take; None for ever. Constructors are not limited.
@@ -72,6 +75,9 @@ class SystemConfig:
     secret_file: str | None = None
     join_timeout: float | None = 10.0
     observe: bool = True
+    handshake_timeout: float = 5.0
+    max_handshakes: int = 512
+    max_observers: int = 256
     preset: Preset = "auto"
     default_timeout: float | None = DEFAULT_TIMEOUT
     start_timeout: float | None = 60.0
@@ -146,6 +152,9 @@ class NodeSettings(TypedDict, total=False):
     secret_file: str | None
     join_timeout: float | None
     observe: bool
+    handshake_timeout: float
+    max_handshakes: int
+    max_observers: int
     preset: Preset
     default_timeout: float | None
     start_timeout: float | None

@@ -9,7 +9,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
-use super::handshake::{self, Lane, Trust};
+use super::handshake::{self, Lane, Met, Trust};
 use super::lane::Outlet;
 use super::link::LinkConfig;
 use super::tls;
@@ -119,7 +119,6 @@ pub async fn dial(
     session: u128,
     config: &LinkConfig,
 ) -> Result<(Conn, Identity), DialError> {
-    let (me, cred) = (*config.me.lock(), &config.cred);
     let connect = tokio::time::timeout(CONNECT_TIMEOUT, config.transport.connect(addr)).await;
     let failed =
         |reason: String, refused| DialError { error: Error::ConnectFailed { addr: addr.to_string(), reason }, refused };
@@ -128,23 +127,30 @@ pub async fn dial(
         Ok(Err(e)) => return Err(failed(e.to_string(), e.kind() == std::io::ErrorKind::ConnectionRefused)),
         Err(_) => return Err(failed(format!("no connection within {CONNECT_TIMEOUT:?}"), false)),
     };
-    let mut stream = match &cred.trust {
-        Trust::Tls(tls) => {
-            let limit = handshake::HANDSHAKE_TIMEOUT;
-            match tokio::time::timeout(limit, tls.connect(stream, addr.ip())).await {
-                Ok(Ok(stream)) => Conn::Tls(Box::new(stream)),
-                Ok(Err(reason)) => {
-                    return Err(DialError { error: Error::Refused { addr: addr.to_string(), reason }, refused: false });
-                }
-                Err(_) => return Err(failed(format!("no TLS handshake within {limit:?}"), false)),
-            }
-        }
-        _ => Conn::Plain(stream),
-    };
-    let shown = stream.certificate().cloned();
-    let met = handshake::dial(&mut stream, addr, me, lane, session, cred, shown.as_ref())
-        .await
-        .map_err(|error| DialError { error, refused: false })?;
+    let limit = config.limits.handshake;
+    let shaken = tokio::time::timeout(limit, shake(stream, addr, lane, session, config)).await;
+    let late = || failed(format!("no handshake within {limit:?}; is this a Pulsing node?"), false);
+    let (stream, met) = shaken.map_err(|_| late())?.map_err(|error| DialError { error, refused: false })?;
     tracing::trace!(peer = %met.peer, version = met.version, "dialled");
     Ok((stream, met.peer))
+}
+
+async fn shake(
+    stream: Stream,
+    addr: SocketAddr,
+    lane: Lane,
+    session: u128,
+    config: &LinkConfig,
+) -> Result<(Conn, Met)> {
+    let (me, cred) = (*config.me.lock(), &config.cred);
+    let mut stream = match &cred.trust {
+        Trust::Tls(tls) => {
+            let refused = |reason| Error::Refused { addr: addr.to_string(), reason };
+            Conn::Tls(Box::new(tls.connect(stream, addr.ip()).await.map_err(refused)?))
+        }
+        Trust::Secret(_) | Trust::Anyone => Conn::Plain(stream),
+    };
+    let certificate = stream.certificate().cloned();
+    let met = handshake::dial(&mut stream, addr, me, lane, session, cred, certificate.as_ref()).await?;
+    Ok((stream, met))
 }

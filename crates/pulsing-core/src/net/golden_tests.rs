@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use super::*;
 use crate::cluster::{Delta, Digest, Gone, Membership, MembershipOutput, OwnerVersion, Preset, Put};

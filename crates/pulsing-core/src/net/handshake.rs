@@ -11,7 +11,6 @@
 //! another user that took the port gets anything. A refusal always says why, in words (M6).
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message;
@@ -88,8 +87,6 @@ struct Proof {
     proof: Bytes,
 }
 
-/// A handshake takes at most this long: a peer that dawdles is a slow-loris.
-pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_MESSAGE: usize = 4096;
 
 /// On what ground a peer is accepted (design section 6).
@@ -162,24 +159,9 @@ pub struct Met {
 /// Dials: performs the handshake on a fresh connection to `addr`, whose TLS has `shown` this certificate.
 ///
 /// # Errors
-/// `Refused` with the peer's or our own reason, `ConnectFailed` when the peer does not speak our protocol.
+/// `Refused` with the peer's or our own reason, `ConnectFailed` when the peer does not speak our protocol. The caller limits how
+/// long it takes.
 pub async fn dial(
-    io: &mut impl Io,
-    addr: SocketAddr,
-    me: Identity,
-    lane: Lane,
-    session: u128,
-    cred: &Credentials,
-    shown: Option<&CertificateDer<'_>>,
-) -> Result<Met> {
-    let work = dial_inner(io, addr, me, lane, session, cred, shown);
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, work).await {
-        Ok(done) => done,
-        Err(_) => Err(failed(addr, format!("no handshake within {HANDSHAKE_TIMEOUT:?}; is this a Pulsing node?"))),
-    }
-}
-
-async fn dial_inner(
     io: &mut impl Io,
     addr: SocketAddr,
     me: Identity,
@@ -246,21 +228,8 @@ async fn dial_inner(
 /// certificate.
 ///
 /// # Errors
-/// `Refused` after telling the peer why; `ConnectFailed` when it broke off.
+/// `Refused` after telling the peer why; `ConnectFailed` when it broke off. The caller limits how long it takes.
 pub async fn accept(
-    io: &mut impl Io,
-    from: SocketAddr,
-    me: Identity,
-    cred: &Credentials,
-    shown: Option<&CertificateDer<'_>>,
-) -> Result<Accepted> {
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, accept_inner(io, from, me, cred, shown)).await {
-        Ok(done) => done,
-        Err(_) => Err(failed(from, format!("no handshake within {HANDSHAKE_TIMEOUT:?}"))),
-    }
-}
-
-async fn accept_inner(
     io: &mut impl Io,
     from: SocketAddr,
     me: Identity,

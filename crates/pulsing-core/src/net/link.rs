@@ -73,6 +73,19 @@ pub struct LinkConfig {
     pub metrics: Arc<Metrics>,
     /// Largest message accepted, in bytes.
     pub max_message: u64,
+    /// What strangers may take.
+    pub limits: Limits,
+}
+
+/// What connections may take that have not proved to be of the cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How long one may take to prove it.
+    pub handshake: Duration,
+    /// How many there may be.
+    pub handshakes: usize,
+    /// How many observers are served at once.
+    pub observers: usize,
 }
 
 impl Link {

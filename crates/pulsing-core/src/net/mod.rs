@@ -25,6 +25,7 @@ mod outbox;
 pub(crate) mod outcall;
 pub mod pki;
 mod reader;
+mod refusals;
 pub(crate) mod secret;
 pub(crate) mod session;
 pub(crate) mod tells;

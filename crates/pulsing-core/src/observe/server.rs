@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,8 +22,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{ObserveSource, prometheus};
 
-/// Observers served at once by one process. They are guests: a flood of them must not take the node's descriptors.
-const MAX_CONNECTIONS: usize = 256;
 /// A request's headers must be complete within this time.
 const HEADER_LIMIT: Duration = Duration::from_secs(5);
 /// A connection is closed when no request began for this long, whatever it does meanwhile.
@@ -32,8 +31,6 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// Request heads are short; a longer one is no observer.
 const MAX_HEAD: usize = 16 * 1024;
 
-static CONNECTIONS: Semaphore = Semaphore::const_new(MAX_CONNECTIONS);
-
 /// Serves one accepted connection until the observer closes it or falls silent. The stream must begin with the
 /// connection's first byte: a listener that looked at it replays it.
 ///
@@ -42,7 +39,16 @@ pub async fn serve<I>(io: I, source: Arc<dyn ObserveSource>)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    serve_limited(io, source, &CONNECTIONS, Limits::default()).await;
+    let _ = serve_within(io, source, &Semaphore::new(1)).await;
+}
+
+/// [`serve`] for as many at once as `connections` has permits; others are told to come again. They are guests: a flood of them
+/// must not take the node's descriptors. Returns why who connected was no observer, if nothing that it sent made sense.
+pub async fn serve_within<I>(io: I, source: Arc<dyn ObserveSource>, connections: &Semaphore) -> Option<String>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    serve_limited(io, source, connections, Limits::default()).await
 }
 
 #[derive(Clone, Copy)]
@@ -58,7 +64,12 @@ impl Default for Limits {
     }
 }
 
-async fn serve_limited<I>(mut io: I, source: Arc<dyn ObserveSource>, connections: &Semaphore, limits: Limits)
+async fn serve_limited<I>(
+    mut io: I,
+    source: Arc<dyn ObserveSource>,
+    connections: &Semaphore,
+    limits: Limits,
+) -> Option<String>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -70,11 +81,14 @@ where
             io.shutdown().await
         })
         .await;
-        return;
+        return None;
     };
 
     let (began, mut last) = watch::channel(Instant::now());
+    let asked = Arc::new(AtomicBool::new(false));
+    let begun = Arc::clone(&asked);
     let service = service_fn(move |request: Request<Incoming>| {
+        begun.store(true, Relaxed);
         began.send_replace(Instant::now());
         let response = answer(request.method(), request.uri().path(), source.as_ref());
         async move { Ok::<_, Infallible>(response) }
@@ -89,10 +103,9 @@ where
         let deadline = *last.borrow_and_update() + limits.idle;
         tokio::select! {
             done = &mut connection => {
-                if let Err(error) = done {
-                    tracing::debug!(%error, "observer connection ended");
-                }
-                return;
+                let error = done.err()?;
+                tracing::debug!(%error, "observer connection ended");
+                return (!asked.load(Relaxed)).then(|| format!("what it sends is no request: {error}"));
             }
             () = sleep_until(deadline) => {
                 if *last.borrow() + limits.idle <= Instant::now() {
@@ -103,6 +116,7 @@ where
     }
     connection.as_mut().graceful_shutdown();
     let _ = timeout(limits.close, connection).await;
+    None
 }
 
 type Answer = Response<Full<Bytes>>;

@@ -50,6 +50,12 @@ pub struct SystemConfig {
     pub preset: Option<Preset>,
     /// How long a stream may bring no item to a consumer that could take one (R5); `None` = for ever.
     pub stream_idle: Option<Duration>,
+    /// How long a connection may take to say what it is, and to prove it.
+    pub handshake_timeout: Duration,
+    /// How many connections may be doing so; beyond, the oldest one of the address that holds the most is closed.
+    pub max_handshakes: usize,
+    /// How many observers are served at once; others are told to come again.
+    pub max_observers: usize,
     /// Which wire versions to speak. Narrower than what the build knows only in a test of versions that meet, or do not.
     pub versions: Versions,
     /// What carries its connections; everything but a test wants TCP.
@@ -77,6 +83,9 @@ impl Default for SystemConfig {
             max_message: 4 << 30,
             preset: None,
             stream_idle: Some(Duration::from_secs(300)),
+            handshake_timeout: Duration::from_secs(5),
+            max_handshakes: 512,
+            max_observers: 256,
             versions: Versions::KNOWN,
             transport: Transport::Tcp,
         }

@@ -28,7 +28,7 @@ use crate::moment::from_now;
 use crate::net::control::{Control, ControlEvent};
 use crate::net::deadline::Deadlines;
 use crate::net::handshake::{Credentials, Trust};
-use crate::net::link::{Link, LinkConfig};
+use crate::net::link::{Limits, Link, LinkConfig};
 use crate::net::listener::{self, ListenerConfig};
 use crate::net::outcall::{Outcall, Route};
 use crate::net::pki;
@@ -126,6 +126,11 @@ impl System {
             cred: Arc::new(Credentials { cluster: config.cluster.clone(), trust, versions: config.versions }),
             metrics: Arc::clone(&metrics),
             max_message: config.max_message,
+            limits: Limits {
+                handshake: config.handshake_timeout,
+                handshakes: config.max_handshakes,
+                observers: config.max_observers,
+            },
         };
         let inner = Arc::new_cyclic(|myself| Inner {
             id,
