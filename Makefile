@@ -1,7 +1,7 @@
 # `make` alone lists what there is.
 PYTHON ?= python3
 
-.PHONY: help demo test lint unit e2e vllm bench-layout bench-router bench-runtime profile-runtime sim-nightly sim-figures soak wheels clean
+.PHONY: help demo test lint unit e2e ray vllm bench-layout bench-router bench-runtime profile-runtime sim-nightly sim-figures soak wheels clean
 
 help:
 	@echo "make demo    from a fresh clone to a streamed answer (about 120 MB from PyPI, no GPU)"
@@ -9,6 +9,7 @@ help:
 	@echo "make lint    rustfmt, clippy, ruff, mypy"
 	@echo "make unit    Rust tests and the Python tests that need no engine"
 	@echo "make e2e     the README's commands as processes, with real engines"
+	@echo "make ray     nodes in the processes of a Ray job, in an environment of its own"
 	@echo "make vllm    the same of VllmWorker, in an environment of its own"
 	@echo "make bench-layout  pulsing and pulsing-bench installed as wheel and editable, in every mix"
 	@echo "make bench-router  what the Router costs in front of a trivial worker (needs wrk, and Pulsing installed)"
@@ -26,7 +27,7 @@ demo:
 test:
 	@.ci/run
 
-lint unit e2e vllm:
+lint unit e2e ray vllm:
 	@.ci/run $@
 
 bench-layout:

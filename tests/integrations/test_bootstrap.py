@@ -85,7 +85,18 @@ def test_where_ray_or_torch_is_missing_it_says_what_to_install(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with pytest.raises(PulsingRuntimeError, match=r"pip install 'pulsing\[ray\]'"):
         run(pul.init_inside_ray())
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
     with pytest.raises(PulsingRuntimeError, match="pip install torch"):
+        run(pul.init_inside_torchrun())
+
+
+@pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR"])
+def test_outside_a_torchrun_job_it_says_what_is_missing(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv(missing)
+    with pytest.raises(PulsingRuntimeError, match=f"no rank of a torchrun job: {missing} not set"):
         run(pul.init_inside_torchrun())
 
 

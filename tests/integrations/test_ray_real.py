@@ -139,13 +139,19 @@ def test_the_first_node_dies_and_the_others_still_find_each_other(job: Job) -> N
 
 def test_the_rendezvous_is_lost_and_comes_back_on_the_same_terms(job: Job) -> None:
     of = {"cluster": "lost"}
-    nodes = [Async.remote() for _ in range(2)]
+    nodes = [Async.remote() for _ in range(3)]
     begun = ray.get(nodes[0].join.remote("0", **of), timeout=LIMIT)
+    # It fails, and Ray starts it again: it has forgotten who lives, and takes nobody for the first.
+    ray.kill(ray.get_actor("pulsing-rendezvous-lost"), no_restart=False)
+    soon = ray.get(nodes[2].join.remote("2", **of), timeout=LIMIT)
+    assert soon["cluster"] == begun["cluster"]
+    assert begun["addr"] in ray.get(nodes[2].members.remote(), timeout=LIMIT)
+    # It is gone for good.
     pul.cleanup_ray(cluster="lost")
     pul.cleanup_ray(cluster="never there")
     eventually("the rendezvous to be gone", lambda: not rendezvous("lost"))
     eventually("the rendezvous to be back", lambda: rendezvous("lost"))
-    late = ray.get(nodes[1].join.remote("1", expected=2, **of), timeout=LIMIT)
+    late = ray.get(nodes[1].join.remote("1", expected=3, **of), timeout=LIMIT)
     assert late["cluster"] == begun["cluster"]
     assert ray.get(nodes[1].ask.remote("0"), timeout=LIMIT)[0] == "0"
     for node in nodes:

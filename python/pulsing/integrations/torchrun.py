@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -120,8 +121,8 @@ class _Board(Protocol):
 
 async def _start(options: Options) -> ActorSystem:
     global _rounds  # noqa: PLW0603 - the process counts
+    me = _rank()
     distributed = _distributed()
-    me = _rank(distributed)
     _rounds += 1
     board = await off_loop(_board, distributed, me, _rounds, options.deadline)
     listen = "127.0.0.1:0" if me.one_host else _interface(me.master)
@@ -177,13 +178,15 @@ def _distributed() -> Any:
     return distributed
 
 
-def _rank(distributed: Any) -> _Rank:
+def _rank() -> _Rank:
     if is_torchrun():
         rank, world, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         here = os.environ.get("LOCAL_WORLD_SIZE")
         one_host = here is not None and _number("LOCAL_WORLD_SIZE") == world
         return _Rank(rank, world, os.environ["MASTER_ADDR"], port, one_host)
-    if distributed.is_initialized():
+    # Who has a process group has loaded it; loading torch takes seconds.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return _Rank(distributed.get_rank(), distributed.get_world_size(), "", 0, False)
     missing = [name for name in _VARIABLES if not os.environ.get(name)]
     raise PulsingRuntimeError(
