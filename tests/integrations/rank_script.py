@@ -114,7 +114,8 @@ def bootstrapped() -> None:
     """Code without an event loop, which does not say where it runs."""
     ready = pul.bootstrap(wait_timeout=60)
     system = pul.get_system()
-    say(ready=ready, cluster=system.config.cluster, members=len(pul.sync.run(system.members)))
+    secret = system.config.passphrase is not None
+    say(ready=ready, cluster=system.config.cluster, secret=secret, members=len(pul.sync.run(system.members)))
     pul.bootstrap.stop()
 
 

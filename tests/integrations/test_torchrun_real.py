@@ -85,7 +85,7 @@ def test_agents_of_several_hosts_get_a_secret_of_the_job(tmp_path: pathlib.Path)
     agent = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=static", f"--master-port={port}"]
     agents = [[*agent, "--master-addr=127.0.0.1", f"--node-rank={node}"] for node in range(2)]
     rows = Job(tmp_path, "bootstrapped").torchrun(*agents)
-    assert [(row["ready"], row["members"]) for row in rows] == [(True, 2)] * 2
+    assert [(row["ready"], row["secret"], row["members"]) for row in rows] == [(True, True, 2)] * 2
     assert len({row["cluster"] for row in rows}) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import random
 import threading
 import time
 import warnings
@@ -18,7 +19,11 @@ from pulsing.integrations._meeting import BEAT, Entry, Meeting
 _log = logging.getLogger("pulsing")
 
 _ANSWER_WITHIN = 10.0
-_APART_BEATS = 3
+_APART_BEATS = 5
+"""Beats for which a node is alive in Ray and no member: more than a dead one is named for."""
+_SPREAD_BEATS = 10
+"""Beats over which the nodes of one half choose by lot who goes first; the others then find it done."""
+_BRIDGE_WITHIN = 30.0
 _LAST_WORDS = 1.0
 """Seconds that an exiting process waits for its thread to say goodbye."""
 
@@ -94,6 +99,7 @@ class Beats:
         self._system = system
         self._find = find
         self._apart = apart
+        self._patience = _APART_BEATS + random.randrange(_SPREAD_BEATS)
         self._missed: dict[str, int] = {}
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
@@ -123,21 +129,26 @@ class Beats:
             self._thread.join(_LAST_WORDS)
 
     def _run(self, meeting: Any, terms: str) -> None:
+        lost = False
         try:
             while not self._done.wait(BEAT) and self._ray.is_initialized():
                 try:
-                    self._beat(meeting)
-                except TimeoutError:
-                    continue
-                except self._ray.exceptions.RayActorError:
-                    meeting = self._find()
-                    if _answer(meeting.terms.remote()) != terms:
+                    if lost:
+                        meeting = self._find()
+                    if not lost or _answer(meeting.terms.remote()) == terms:
+                        lost = False
+                        self._beat(meeting)
+                    else:
                         _log.warning(
                             "the Ray job has begun another cluster while %s was not heard of: processes that come from "
                             "here on do not join this one; pul.shutdown() and init_inside_ray() again lead there",
                             self._system.addr,
                         )
                         return
+                except TimeoutError:
+                    continue
+                except self._ray.exceptions.RayActorError:
+                    lost = True
             if self._ray.is_initialized():
                 _answer(meeting.leave.remote(self._system.addr), _LAST_WORDS)
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when the job has ended
@@ -149,10 +160,10 @@ class Beats:
         others = _answer(meeting.beat.remote(self._system.addr))
         here = {one["addr"] for one in self._system.core.members() if one["state"] in ("alive", "suspect")}
         self._missed = {one: self._missed.get(one, 0) + 1 for one in others if one not in here}
-        lost = tuple(one for one, times in self._missed.items() if times >= _APART_BEATS)
+        lost = tuple(one for one, times in self._missed.items() if times >= self._patience)
         if lost:
             self._missed = {}
-            self._apart(lost).result()
+            self._apart(lost).result(_BRIDGE_WITHIN)
 
 
 def _answer(ref: Any, within: float = _ANSWER_WITHIN) -> Any:

@@ -227,7 +227,11 @@ class _Joining:
             "max_restarts": -1,
             "scheduling_strategy": "DEFAULT",
         }
-        return self._ray.remote(RayMeeting).options(**options).remote(terms)
+        try:
+            return self._ray.remote(RayMeeting).options(**options).remote(terms)
+        except ValueError as error:
+            # It was there and ended while Ray looked for it: the next try makes one.
+            raise TimeoutError(str(error)) from error
 
     async def _call(self, method: str, *args: Any) -> Any:
         async with asyncio.timeout(self._options.deadline.left(_ANSWER_WITHIN)):
