@@ -245,6 +245,25 @@ def test_the_file_that_is_named_is_the_only_one(start: Callable[..., Node], tmp_
     assert f"{other}: unknown key 'no_such_key'" in err
 
 
+def test_m6_a_node_says_where_it_is_reached(start: Callable[..., Node]) -> None:
+    with socket.socket() as elsewhere:
+        elsewhere.bind(("127.0.0.1", 0))
+        told = f"localhost:{elsewhere.getsockname()[1]}"
+        node = start("cli_actors.Named", "--addr", "0.0.0.0:0", "--advertise", told)
+        node.until(f"started at {told.replace('localhost', '127.0.0.1')}$")
+        node.process.send_signal(signal.SIGTERM)
+        assert node.end()[:2] == (0, "")
+    for flag, value, words in [
+        ("--advertise", "0.0.0.0:80", "nobody can connect to it"),
+        ("--seeds", "k8s://pulsing", "the port is missing; expected k8s://service.namespace:port"),
+        ("--addr", "::1:80", "brackets, as in [::1]:80"),
+    ]:
+        code, out, err = start("cli_actors.Named", flag, value).end()
+        assert (code, out) == (2, "")
+        assert value in err
+        assert words in err
+
+
 def test_a_second_signal_ends_at_once(start: Callable[..., Node]) -> None:
     node = start("cli_actors.Slow", "--addr", "127.0.0.1:0")
     node.until("started at")

@@ -83,7 +83,7 @@ async def ask(system: pul.ActorSystem, value: int, seen: Counter[str]) -> int:
     while True:
         proxy = await system.resolve("echo", timeout=10)
         try:
-            answer, pid = await proxy.options(idempotent=True, timeout=20).echo(value)
+            answer, pid = await proxy.options(timeout=20).echo(value)
         except pul.PulsingError as error:
             seen[f"resolved again after {type(error).__name__}"] += 1
             if not error.retry_safe:

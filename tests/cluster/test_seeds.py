@@ -186,6 +186,17 @@ async def test_m6_a_name_is_looked_up_again_until_somebody_has_it(net: Network) 
 
 
 @simulate(seed=1)
+async def test_m6_a_seed_that_does_not_answer_holds_nobody_up(net: Network) -> None:
+    before = [await net.system(name) for name in ("silent", "a", "b")]
+    await before[2].shutdown()
+    net.partition({"b"}, {"silent"})
+    begun = net.now
+    b = await net.system("b", seeds=["silent", "a"])
+    assert net.now - begun < 0.5
+    assert len(net.members(b)) >= 2
+
+
+@simulate(seed=1)
 async def test_m4_a_lone_node_looks_for_its_seeds_for_ever(net: Network) -> None:
     await net.system("a")
     b = await net.system("b", seeds=["a"])

@@ -204,3 +204,11 @@ def test_deployment_refuses() -> None:
         Pool(spec=spec(), ready=Ready(port="http"))
     with pytest.raises(ValidationError, match="needs a port that answers"):
         Pool(spec=spec(), ready=Ready(port=None), join=Join(seeds="a:1"))
+
+
+def test_m6_seeds_of_a_fleet_are_what_nodes_take() -> None:
+    seeds = "${spec.x.primary}, k8s://pulsing.serving:8000,file:///not/here/yet"
+    assert Join(seeds=seeds).seeds_for(context()) == seeds.replace("${spec.x.primary}", "127.0.0.1:8000")
+    for bad, words in [("srv://x:1", "no kind of seed"), ("${spec.x.primary}0:x", "more than one colon")]:
+        with pytest.raises(ValueError, match=words):
+            Join(seeds=bad).seeds_for(context())

@@ -91,11 +91,16 @@ class Join(Frozen):
         """The seeds of a cell whose worker 0 has this context.
 
         Raises:
-            ValueError: a template names what is not there.
+            ValueError: a template names what is not there, or what it gives can be no seeds.
         """
+        from pulsing._core import seed_places
         from pulsing.fleet._template import fill
 
-        return fill(self.seeds, context)
+        seeds = fill(self.seeds, context)
+        for seed in filter(None, map(str.strip, seeds.split(","))):
+            # A file may be there later, and on other machines.
+            seed_places(seed, read=False)
+        return seeds
 
     def argv(self, context: LaunchCommandContext, port: str, drain: float) -> tuple[str, ...]:
         """The command for a cell whose worker 0 has this context.

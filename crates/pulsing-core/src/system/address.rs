@@ -31,6 +31,9 @@ pub(super) fn parts(text: &str) -> std::result::Result<(&str, u16), String> {
     let (host, port) = text.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')).ok_or("the port is missing")?;
     let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     if bracketed.is_none() && host.contains(':') {
+        if !host.contains("::") && host.matches(':').count() < 7 {
+            return Err("it has more than one colon".to_owned());
+        }
         return Err(format!("an IPv6 address stands in brackets, as in [{}]:{port}", host.trim_matches(['[', ']'])));
     }
     let port = port.parse::<u16>().map_err(|_| format!("{port:?} is no port"))?;

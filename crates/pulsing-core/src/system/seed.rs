@@ -200,6 +200,8 @@ mod tests {
             ("[::1]", "the port is missing"),
             ("[::1:80", "brackets"),
             ("a b:80", "white space"),
+            ("a:80:90", "more than one colon"),
+            ("2001:db8:0:0:0:0:0:1:80", "brackets, as in [2001:db8:0:0:0:0:0:1]:80"),
         ] {
             let error = Seed::parse(text).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains(text), "{text}: {error}");
