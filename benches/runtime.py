@@ -76,7 +76,7 @@ def packages(found: list[contest.Contestant]) -> dict[str, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
+    parser.add_argument("--seconds", type=float, default=0.6, help="length of one measurement")
     parser.add_argument("--quick", action="store_true", help="one short repetition, to try things out")
     parser.add_argument("--only", default="", help=f"contestants, of: {', '.join(WHAT)}")
     parser.add_argument("--rows", default="", help=f"rows, of: {', '.join(BY_KEY)}")
