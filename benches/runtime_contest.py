@@ -145,10 +145,10 @@ def ten_idle(contestant: Contestant, seconds: float) -> Results:
                 return {"idle_ten": {"error": "a node did not start"}}
             seed = seed if seed != "first" else words[1]
         time.sleep(3)
-        before, begin = [meter.cpu_of(member.pid) for member in members], time.monotonic()
+        before, begin = [meter.ran(member.pid) for member in members], time.monotonic()
         time.sleep(seconds)
         elapsed = time.monotonic() - begin
-        shares = [(meter.cpu_of(m.pid) - b) / elapsed * 100 for m, b in zip(members, before, strict=True)]
+        shares = [(meter.ran(m.pid) - b) / elapsed * 100 for m, b in zip(members, before, strict=True)]
         sizes = [meter.rss_of(member.pid) for member in members]
         note = f"CPU {min(shares):.2f}..{max(shares):.2f} %, RSS {min(sizes):.1f}..{max(sizes):.1f} MB"
         mid = {"cpu_percent": statistics.median(shares), "rss_mb": statistics.median(sizes), "note": note}
