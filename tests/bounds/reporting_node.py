@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pulsing as pul
@@ -28,6 +29,12 @@ class Named:
     def who(self, value: int = 0) -> tuple[str, int]:
         """Proof that the call came here."""
         return self.node, value
+
+    async def count(self, items: int) -> AsyncIterator[int]:
+        """A stream of numbers."""
+        for number in range(items):
+            yield number
+            await asyncio.sleep(0.001)
 
 
 class Reporter:
@@ -79,7 +86,7 @@ class Reporter:
         try:
             result = await getattr(self, "do_" + command.pop("do"))(**command)
             self.say(id=number, result=result)
-        except pul.PulsingError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             self.say(id=number, error=type(error).__name__, text=str(error))
 
     async def do_metrics(self) -> dict[str, int]:
@@ -87,6 +94,15 @@ class Reporter:
 
     async def do_members(self) -> dict[str, str]:
         return {member["node_id"]: member["state"] for member in self.system.core.members()}
+
+    async def do_census(self) -> dict[str, int]:
+        """What a node that does nothing holds."""
+        return {
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")),
+            "tasks": len(asyncio.all_tasks()),
+            "actors": len(self.system.cells()),
+        }
 
     async def do_names(self) -> dict[str, int]:
         return self.counts

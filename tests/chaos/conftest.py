@@ -1,0 +1,6 @@
+"""Makes the fleet of the protocol's bounds importable."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "bounds"))
