@@ -14,6 +14,7 @@ mod contest;
 mod doubt;
 mod event;
 mod refusal;
+mod renewal;
 mod roster;
 mod swim;
 mod view;
@@ -31,6 +32,7 @@ use self::contest::Contests;
 use self::doubt::Doubts;
 use self::event::TimerKind;
 pub use self::event::{DownReason, MemberEvent, MemberInfo, MembershipError, MembershipOutput, MembershipTimer};
+use self::renewal::Renewals;
 use self::roster::Roster;
 use self::view::View;
 use super::health::Health;
@@ -58,6 +60,7 @@ pub struct Membership {
     health: Health,
     doubts: Doubts,
     contests: Contests,
+    renewals: Renewals,
     roster: Roster,
     /// Why the next death that shows in foca's state happened.
     verdicts: BTreeMap<NodeId, DownReason>,
@@ -91,6 +94,7 @@ impl Membership {
             health: Health::default(),
             doubts: Doubts::default(),
             contests: Contests::default(),
+            renewals: Renewals::default(),
             roster: Roster::default(),
             verdicts: BTreeMap::new(),
             tick_due: None,
@@ -285,7 +289,7 @@ impl Membership {
                 if to.addr == me.addr && to != me {
                     self.outbid(to);
                     self.announce(from);
-                } else if let Some(incarnation) = suspected.filter(|_| to == me) {
+                } else if let Some(incarnation) = suspected.filter(|_| to == me && !self.view.is_out(from)) {
                     self.apply(me, incarnation, State::Suspect, true);
                     self.introduce(from);
                     if origin.node != from.node {
@@ -302,7 +306,7 @@ impl Membership {
             Body::Refused { target } => self.refused_elsewhere(target, from.node),
             Body::Leave => self.say_left(from),
             Body::YouAreDown { who } => {
-                if who == me && !self.contests.yielded() {
+                if who == me && self.may_renew() {
                     self.apply(me, 0, State::Down, true);
                 }
                 if who.node == me.node {
@@ -310,8 +314,7 @@ impl Membership {
                 }
             }
             Body::Outbid { holder } => {
-                if holder.addr == me.addr {
-                    self.outbid(holder);
+                if holder.addr == me.addr && self.outbid(holder) {
                     self.announce(from);
                 }
             }

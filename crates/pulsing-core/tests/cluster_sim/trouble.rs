@@ -171,6 +171,51 @@ fn test_m4_two_nodes_at_one_address_are_told_and_do_not_fight_for_ever() {
 }
 
 #[test]
+fn test_m4_two_nodes_at_one_address_that_are_both_reached_stop_outbidding() {
+    for_seeds(10, |seed| {
+        let mut sim = Sim::formed(5, Preset::Lan, Weather::FAIR, seed);
+        sim.run(ms(3000));
+        // As with a loopback address given on two hosts: whom it reaches depends on who dials.
+        sim.add_host();
+        [2, 3].into_iter().for_each(|host| sim.route(host, 4, 5));
+        sim.start_as(5, address(4), &[2]);
+        sim.run(ms(120_000));
+        for host in [4, 5] {
+            assert!(told_of_shared_address(&mut sim, host) > 0, "host {host} says nothing");
+        }
+        let settled = sim.now();
+        sim.run(ms(300_000));
+        for host in sim.living() {
+            let log = &sim.process(host).log;
+            let later: Vec<_> = log.iter().filter(|(at, _)| *at >= settled).collect();
+            let moves = |event: &MemberEvent| {
+                matches!(event, MemberEvent::Up(_) | MemberEvent::Down(..) | MemberEvent::SelfRenewed(_))
+            };
+            let later = later.into_iter().filter(|(_, event)| moves(event)).count();
+            assert!(later <= 16, "host {host}: {later} changes in five minutes");
+        }
+    });
+}
+
+#[test]
+fn test_m3_a_node_that_some_reach_and_others_do_not_flaps_ever_more_seldom() {
+    for_seeds(5, |seed| {
+        let mut sim = Sim::formed(6, Preset::Lan, Weather::FAIR, seed);
+        let odd = sim.process(5).node;
+        // Two are told that nobody listens there.
+        sim.add_host();
+        [3, 4].into_iter().for_each(|host| sim.route(host, 5, 6));
+        let start = sim.now();
+        sim.run(ms(300_000));
+        for host in 0..5 {
+            let (ups, downs) = comings_and_goings(&mut sim, host, odd, start);
+            assert!(ups <= 12 && downs <= 12, "host {host}: {ups} times up, {downs} times down in five minutes");
+        }
+        assert!(sim.deaths(start).iter().all(|(host, who, _)| *who == odd || *host == 5), "{:?}", sim.deaths(start));
+    });
+}
+
+#[test]
 fn test_m1_memory_stays_flat_while_thousands_of_nodes_come_and_go() {
     let mut sim = Sim::formed(3, Preset::Local, Weather::FAIR, 1);
     let (lasting, hosts) = (3, 1003);

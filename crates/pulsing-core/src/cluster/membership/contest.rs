@@ -38,8 +38,12 @@ struct Rival {
 #[derive(Debug)]
 struct Outranked {
     since: Duration,
+    /// All who are concerned know.
     told: bool,
+    /// When it was heard.
     last: Duration,
+    /// When it may be answered again: two who answer each other at once would never stop.
+    answer_at: Duration,
 }
 
 impl Contests {
@@ -91,31 +95,39 @@ impl Membership {
     }
 
     /// `other`, at this node's address, counts as newer: a clock was set back. Takes a newer epoch, unless that has been
-    /// tried often enough.
-    pub(super) fn outbid(&mut self, other: Identity) {
+    /// tried often enough; true if it did.
+    pub(super) fn outbid(&mut self, other: Identity) -> bool {
         let me = self.me();
-        if other != me && other.epoch >= me.epoch && (other.node == me.node || self.rival(other)) {
-            let newer = Identity { epoch: other.epoch.saturating_add(1), ..me };
-            let changed = self.drive(&[], |swim, fx| swim.change_identity(newer, fx));
-            if changed.is_ok() {
-                self.renewed();
-            }
+        if other == me || other.epoch < me.epoch || !(other.node == me.node || self.rival(other)) {
+            return false;
         }
+        let newer = Identity { epoch: other.epoch.saturating_add(1), ..me };
+        let changed = self.drive(&[], |swim, fx| swim.change_identity(newer, fx)).is_ok();
+        if changed {
+            self.renewed();
+        }
+        changed
     }
 
     /// `loser` talks although `holder` has its address. Tells it; and if both go on living, all who are concerned.
     pub(super) fn outranked(&mut self, loser: Identity, holder: Identity) {
-        self.send_note(loser, Body::Outbid { holder });
         if self.contests.outranked.len() >= REMEMBERED && !self.contests.outranked.contains_key(&loser.node) {
             return;
         }
-        let fresh = Outranked { since: self.now, told: false, last: self.now };
+        let fresh = Outranked { since: self.now, told: false, last: self.now, answer_at: self.now };
         let held = self.contests.outranked.entry(loser.node).or_insert(fresh);
         held.last = self.now;
+        let answer = held.answer_at <= self.now;
+        if answer {
+            held.answer_at = self.now + self.timing.period;
+        }
         let both_live = self.view.last_heard(holder.node).is_some_and(|heard| heard > held.since + SETTLED);
         if both_live && !std::mem::replace(&mut held.told, true) {
             self.event(MemberEvent::AddressShared { holder, other: loser });
             self.send_note(holder, Body::AddressShared { other: loser });
+        }
+        if answer {
+            self.send_note(loser, Body::Outbid { holder });
         }
     }
 }

@@ -61,7 +61,7 @@ impl Membership {
             self.outranked(src, holder);
         }
         let undead = header.message == Message::TurnUndead;
-        if undead && self.contests.yielded() {
+        if undead && !self.may_renew() {
             return Ok(());
         }
         let (sifted, touched) = self.sift(&header, packet, rest)?;
@@ -101,7 +101,8 @@ impl Membership {
             let member: Member<Identity> = PostcardCodec.decode_member(&mut rest).map_err(malformed)?;
             let who = *member.id();
             let keep = if who.addr == me.addr {
-                who.node == me.node || self.rival(who)
+                let buried = who == me && member.state() == State::Down;
+                if buried { self.may_renew() } else { who.node == me.node || self.rival(who) }
             } else {
                 let news = self.view.is_news(&member);
                 if news {
@@ -201,10 +202,16 @@ impl Membership {
         result
     }
 
+    /// Whether this node, declared down, comes back under a newer identity.
+    pub(super) fn may_renew(&self) -> bool {
+        !self.contests.yielded() && self.renewals.allowed(self.now)
+    }
+
     /// After this node took a newer identity: foca starts over and has to notice that it still has peers, which then get
     /// to know the new self.
     pub(super) fn renewed(&mut self) {
         self.my_incarnation = 0;
+        self.renewals.happened(self.now, self.timing.period * 2);
         self.event(MemberEvent::SelfRenewed(self.me()));
         if let Err(cause) = self.drive(&[], |swim, fx| swim.apply_many(std::iter::empty(), true, fx)) {
             tracing::debug!(%cause, "after renewing the own identity");

@@ -262,6 +262,11 @@ impl View {
         (seen.identity.node != who.node && wins).then_some(seen.identity)
     }
 
+    /// `who` is no member as far as this node knows: what it thinks of others does not count.
+    pub fn is_out(&self, who: Identity) -> bool {
+        self.down_as(who).is_some() || self.outranks(who).is_some()
+    }
+
     pub fn heard(&mut self, now: Duration, node: NodeId) {
         if let Some(seen) = self.by_node.get(&node).and_then(|addr| self.seen.get_mut(addr))
             && seen.identity.node == node

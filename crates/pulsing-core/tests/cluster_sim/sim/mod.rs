@@ -131,6 +131,8 @@ pub struct Sim {
     links: BTreeMap<(usize, usize), Link>,
     /// From, to: nothing passes in this direction, and nobody is told.
     blocked: BTreeSet<(usize, usize)>,
+    /// Who dials, whose address: who answers there instead.
+    routes: BTreeMap<(usize, usize), usize>,
     pub traffic: Traffic,
 }
 
@@ -180,6 +182,7 @@ impl Sim {
             hosts: Vec::new(),
             links: BTreeMap::new(),
             blocked: BTreeSet::new(),
+            routes: BTreeMap::new(),
             traffic: Traffic::default(),
         };
         (0..n).for_each(|_| sim.add_host());
@@ -306,6 +309,16 @@ impl Sim {
     /// Nothing that `from` sends reaches `to`, and dials time out.
     pub fn block(&mut self, from: usize, to: usize) {
         self.blocked.insert((from, to));
+    }
+
+    /// What `from` sends to the address of `addressed` reaches `instead`.
+    pub fn route(&mut self, from: usize, addressed: usize, instead: usize) {
+        self.routes.insert((from, addressed), instead);
+    }
+
+    fn reached(&self, from: usize, addr: SocketAddr) -> usize {
+        let addressed = host_of(addr);
+        self.routes.get(&(from, addressed)).copied().unwrap_or(addressed)
     }
 
     pub fn unblock_all(&mut self) {
@@ -461,7 +474,7 @@ impl Sim {
 
     /// A connection attempt that only wants to know who is there.
     fn dial(&mut self, from: usize, run: u64, addr: SocketAddr) {
-        let to = host_of(addr);
+        let to = self.reached(from, addr);
         if to != from
             && !self.cut(from, to)
             && !self.blocked.contains(&(from, to))
@@ -475,7 +488,7 @@ impl Sim {
     }
 
     fn send(&mut self, from: usize, run: u64, to: Identity, packet: Packet) {
-        let host = host_of(to.addr);
+        let host = self.reached(from, to.addr);
         self.traffic.packets += 1;
         match &packet {
             Packet::Membership(data) => self.traffic.membership += data.len() as u64,
