@@ -13,7 +13,7 @@ from typing import Any
 from runtime_util import free_port
 
 HERE = pathlib.Path(__file__).parent
-LIMIT = 60.0
+LIMIT = 120.0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
