@@ -1,7 +1,9 @@
 # `make` alone lists what there is.
 PYTHON ?= python3
 
-.PHONY: help demo test lint unit e2e ray vllm bench-layout bench-router bench-runtime profile-runtime bench-cluster chaos sim-nightly sim-figures soak wheels clean
+FUZZ_SECONDS ?= 120
+
+.PHONY: help demo test lint unit e2e ray vllm fuzz bench-layout bench-router bench-runtime profile-runtime bench-cluster chaos sim-nightly sim-figures soak wheels clean
 
 help:
 	@echo "make demo    from a fresh clone to a streamed answer (about 120 MB from PyPI, no GPU)"
@@ -11,6 +13,7 @@ help:
 	@echo "make e2e     the README's commands as processes, with real engines"
 	@echo "make ray     nodes in the processes of a Ray job, in an environment of its own"
 	@echo "make vllm    the same of VllmWorker, in an environment of its own"
+	@echo "make fuzz    random bytes to everything that a peer can reach, FUZZ_SECONDS=120 each"
 	@echo "make bench-layout  pulsing and pulsing-bench installed as wheel and editable, in every mix"
 	@echo "make bench-router  what the Router costs in front of a trivial worker (needs wrk, and Pulsing installed)"
 	@echo "make bench-runtime  what the runtime costs beside its peers from PyPI (12 minutes; keep the machine quiet)"
@@ -31,6 +34,10 @@ test:
 
 lint unit e2e ray vllm:
 	@.ci/run $@
+
+fuzz:
+	@PULSING_TEST_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test -p pulsing-core --lib -- fuzz_tests requests_and_answers_may
+	@PULSING_TEST_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test -p pulsing-gateway --test protocol -- whatever_arrives
 
 bench-layout:
 	@$(PYTHON) tests/bench/layout.py

@@ -20,6 +20,9 @@ pub mod error;
 mod fault;
 pub mod id;
 mod moment;
+#[cfg(test)]
+#[path = "../tests/common/mutate.rs"]
+mod mutate;
 pub mod net;
 pub mod observe;
 pub mod payload;

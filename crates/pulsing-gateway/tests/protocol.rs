@@ -1,6 +1,9 @@
 //! The hand-written messages and `proto/worker.proto` say the same.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../pulsing-core/tests/common/mutate.rs"]
+mod mutate;
+
 use std::path::Path;
 
 use prost_reflect::{DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, ReflectMessage, Value};
@@ -74,4 +77,21 @@ fn the_version_range_of_a_worker_is_honoured() {
     ] {
         assert_eq!(protocol::speaks_our_version(range), ok, "{range}");
     }
+}
+
+/// What a Worker sends a Router, or a Router a Worker, changed at random: an error or a message, never a panic.
+#[test]
+fn whatever_arrives_is_read_or_refused() {
+    let pool = schema();
+    let corpus: Vec<Vec<u8>> =
+        pool.all_messages().map(|message| prost::Message::encode_to_vec(&full(&message, 7))).collect();
+    let corpus: Vec<_> = corpus.into_iter().filter(|one| !one.is_empty()).collect();
+    mutate::fuzz("worker protocol", &corpus, 20_000, |input| {
+        let _ = protocol::decode_bytes::<Request>(input);
+        let _ = protocol::decode_bytes::<Deltas>(input);
+        let _ = protocol::decode_bytes::<LoadReport>(input);
+        let _ = protocol::decode_bytes::<Description>(input);
+        let text = String::from_utf8_lossy(input);
+        let _ = protocol::speaks_our_version(&text);
+    });
 }

@@ -13,6 +13,8 @@ pub(crate) mod conn;
 pub(crate) mod control;
 pub(crate) mod deadline;
 pub mod direct;
+#[cfg(test)]
+mod fuzz_tests;
 pub(crate) mod handshake;
 mod inbound;
 mod landing;

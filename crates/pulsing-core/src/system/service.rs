@@ -236,6 +236,23 @@ mod tests {
     }
 
     #[test]
+    fn requests_and_answers_may_be_anything() {
+        let ask = |ask: Ask| ask.payload().head.to_vec();
+        let peer = Target { node: NodeId(1), actor: ActorId(2) };
+        let corpus = [
+            ask(Ask::Watch(ActorId(7))),
+            ask(Ask::End(ActorId(7), Ending::Stop { grace: Duration::from_secs(3) })),
+            ask(Ask::End(ActorId(7), Ending::Fail { error: "no".into() })),
+            ask(Ask::Link(ActorId(7), peer)),
+            answer(Some(&Reason::Failed { error: "no".into() })).head.to_vec(),
+        ];
+        crate::mutate::fuzz("node requests", &corpus, 20_000, |input| {
+            let payload = Payload::new(Codec::NODE, input.to_vec());
+            let _ = (Ask::read(&payload), read_answer(&payload));
+        });
+    }
+
+    #[test]
     fn what_is_no_request_is_refused_in_words() {
         let wrong_codec = Payload::new(Codec::PICKLE, "x");
         let unknown = NodeRequest { action: 99, actor: Bytes::from(vec![0; 16]), ..NodeRequest::default() };
