@@ -174,6 +174,7 @@ impl Search {
             }
         }))
         .await?;
+        let living = inner.living_at();
         for (index, answer) in looked {
             let seed = inner.seeds[index].to_string();
             match answer {
@@ -186,7 +187,7 @@ impl Search {
                 }
                 Ok((since, addrs)) => {
                     for addr in &addrs {
-                        match self.known.get(addr) {
+                        match living.get(addr).or_else(|| self.known.get(addr)) {
                             Some(peer) if inner.is_member(peer.node) => {
                                 found.entry(seed.clone()).or_default().push((Some(*addr), Seen::Peer(*peer)));
                             }

@@ -373,6 +373,13 @@ impl Inner {
         self.living(node).is_some()
     }
 
+    /// The living members by the addresses that they advertise.
+    pub(super) fn living_at(&self) -> BTreeMap<SocketAddr, Identity> {
+        let members = self.members.read();
+        let living = members.values().filter(|m| matches!(m.state, MemberState::Alive | MemberState::Suspect));
+        living.map(|m| (m.identity.addr, m.identity)).collect()
+    }
+
     pub(super) fn has_peers(&self) -> bool {
         self.members.read().values().any(|m| matches!(m.state, MemberState::Alive | MemberState::Suspect))
     }
