@@ -30,6 +30,15 @@ pub struct Delta {
     /// Entries withdrawn; empty in a full delta.
     #[prost(message, repeated, tag = "6")]
     pub gone: Vec<Gone>,
+    /// Not 0: a part of a shipment, which makes a replica hold this version once a part has `to` reach it.
+    #[prost(uint64, tag = "7")]
+    pub until: u64,
+    /// Which shipment it is a part of.
+    #[prost(fixed64, tag = "8")]
+    pub shipment: u64,
+    /// The shipment tells of withdrawals after this version; who is older must have had it from its first part on.
+    #[prost(uint64, tag = "9")]
+    pub base: u64,
 }
 
 /// One entry as of one version.
@@ -78,6 +87,17 @@ pub struct Digest {
     /// Sorted by node.
     #[prost(message, repeated, tag = "1")]
     pub owners: Vec<OwnerVersion>,
+    /// Not 0: about owners of these [`bucket`]s only, a bit each.
+    #[prost(fixed64, tag = "2")]
+    pub buckets: u64,
+    /// Not empty: about this owner only, 16 bytes.
+    #[prost(bytes = "vec", tag = "3")]
+    pub only: Vec<u8>,
+}
+
+/// Which of 64 buckets an owner is in: the last six bits of its id.
+pub(super) fn bucket(node: NodeId) -> u32 {
+    (node.0 % 64) as u32
 }
 
 /// One line of a [`Digest`].
@@ -121,13 +141,14 @@ impl Delta {
     pub(crate) fn check(&self) -> Result<()> {
         self.owner()?;
         let floor = if self.full { 0 } else { self.from };
-        if self.to < self.from || (self.full && !self.gone.is_empty()) {
+        if self.to < self.from || (self.full && !self.gone.is_empty()) || (self.until > 0 && self.until < self.to) {
             return Err(Error::Protocol(format!(
-                "registry delta from version {} to {} makes no sense (full: {}, tombstones: {})",
+                "registry delta from version {} to {} makes no sense (full: {}, tombstones: {}, until: {})",
                 self.from,
                 self.to,
                 self.full,
-                self.gone.len()
+                self.gone.len(),
+                self.until
             )));
         }
         let versions = self.puts.iter().map(|put| (put.version, &put.actor));
@@ -163,6 +184,12 @@ impl Digest {
         Ok(digest)
     }
 
+    /// Whether the digest tells of this owner, if only by leaving it out.
+    pub fn covers(&self, node: NodeId) -> bool {
+        let only = self.only.is_empty() || self.only == node.to_bytes();
+        only && (self.buckets == 0 || self.buckets >> bucket(node) & 1 == 1)
+    }
+
     /// Versions by owner; lines that cannot be read are left out.
     pub(crate) fn versions(&self) -> BTreeMap<NodeId, u64> {
         self.owners.iter().filter_map(|line| Some((NodeId::from_bytes(&line.node).ok()?, line.version))).collect()
@@ -190,6 +217,9 @@ mod tests {
                 lost_to: ActorId(4).to_bytes().to_vec(),
             }],
             gone: vec![Gone { version: 3, actor: ActorId(3).to_bytes().to_vec() }],
+            until: 5,
+            shipment: 9,
+            base: 1,
         }
     }
 
@@ -207,6 +237,7 @@ mod tests {
             &id(4),
             &[0x32, 20, 0x08, 3, 0x12, 16],
             &id(3),
+            &[0x38, 5, 0x41, 9, 0, 0, 0, 0, 0, 0, 0, 0x48, 1],
         ]
         .concat();
         assert_eq!(sample().encode(), golden);
@@ -215,10 +246,23 @@ mod tests {
 
     #[test]
     fn golden_digest() {
-        let digest = Digest { owners: vec![OwnerVersion { node: NodeId(5).to_bytes().to_vec(), version: 300 }] };
+        let line = OwnerVersion { node: NodeId(5).to_bytes().to_vec(), version: 300 };
+        let digest = Digest { owners: vec![line.clone()], ..Digest::default() };
         let golden: Vec<u8> = [&[0x0a, 21, 0x0a, 16][..], &[0; 15], &[5, 0x10, 0xac, 2]].concat();
         assert_eq!(digest.encode(), golden);
         assert_eq!(Digest::decode(&golden).unwrap(), digest);
+        let digest = Digest { owners: vec![line], buckets: 0x21, only: vec![0, 7] };
+        let golden = [&golden[..], &[0x11, 0x21, 0, 0, 0, 0, 0, 0, 0, 0x1a, 2, 0, 7]].concat();
+        assert_eq!(digest.encode(), golden);
+        assert_eq!(Digest::decode(&golden).unwrap(), digest);
+    }
+
+    #[test]
+    fn fields_of_a_later_version_are_skipped() {
+        // Tag 100, length-delimited, as a version to come may add it.
+        let later = |bytes: Bytes| [&bytes[..], &[0xa2, 0x06, 2, 1, 2]].concat();
+        assert_eq!(Delta::decode(&later(sample().encode())).unwrap(), sample());
+        assert_eq!(Digest::decode(&later(Digest::default().encode())).unwrap(), Digest::default());
     }
 
     #[test]
@@ -226,10 +270,11 @@ mod tests {
         let owner = Delta { owner: vec![1], ..sample() };
         let backwards = Delta { from: 9, ..sample() };
         let beyond = Delta { to: 2, ..sample() };
+        let past_its_end = Delta { until: 2, ..sample() };
         let full_with_tombstones = Delta { full: true, ..sample() };
         let mut actor = sample();
         actor.puts[0].actor.pop();
-        for bad in [owner, backwards, beyond, full_with_tombstones, actor] {
+        for bad in [owner, backwards, beyond, past_its_end, full_with_tombstones, actor] {
             assert!(matches!(Delta::decode(&bad.encode()), Err(Error::Protocol(_))), "{bad:?}");
         }
         assert!(Delta::decode(&[0xff]).is_err());

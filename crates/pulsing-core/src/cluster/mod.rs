@@ -16,6 +16,7 @@ mod health;
 mod identity;
 mod membership;
 mod note;
+mod owner;
 mod preset;
 mod registry;
 
@@ -25,5 +26,6 @@ pub use identity::Identity;
 pub use membership::{
     DownReason, MemberEvent, MemberInfo, Membership, MembershipError, MembershipOutput, MembershipTimer,
 };
+pub use owner::Shipment;
 pub use preset::Preset;
 pub use registry::{Entry, METADATA_LIMIT, Registry};

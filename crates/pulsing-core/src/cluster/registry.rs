@@ -1,9 +1,9 @@
 //! Named actors of the whole cluster: owner-written, versioned, replicated (M5, R10).
 //!
 //! Each node alone writes its entries; each write takes that node's next version. A write is pushed to every member at once
-//! as a [`Delta`]. What a push missed is repaired: nodes compare [`root`](Registry::root)s now and then, exchange
-//! [`Digest`]s where they differ, and send what the other [`missing`](Registry::missing)s. Any replica may answer for any
-//! owner, since replicas at one version of an owner hold the same entries.
+//! as a [`Delta`]. What a push missed is repaired: nodes compare [`roots`](Registry::roots) now and then, exchange
+//! [`Digest`]s where they differ, and send a [`shipment`](Registry::shipment) of what the other lacks. Any replica may answer
+//! for any owner, since replicas at one version of an owner hold the same entries.
 //!
 //! Invariant: a replica holds, of each owner, the last change of every actor after `floor`, and every live entry at
 //! `version`. Below `floor` tombstones were forgotten, so who is older gets the whole state instead of changes.
@@ -14,19 +14,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 
-use sha2::{Digest as _, Sha256};
-
 use super::claim::{self, Conflict};
-use super::delta::{Delta, Digest, Gone, OwnerVersion, Put};
+use super::delta::{Delta, Digest, Gone, OwnerVersion, Put, bucket};
+use super::owner::{Cursor, Incoming, Owner, Shipment, fingerprint, put};
 use crate::id::{ActorId, NodeId};
 
 /// Bytes of metadata, keys and values together, that one entry may publish (R10).
 pub const METADATA_LIMIT: usize = 1024;
 
-/// Tombstones kept of one owner. A replica that misses more changes than this is sent the whole state.
-const TOMBSTONES: usize = 1024;
 /// Deltas of one owner held back because an earlier one has not come yet.
-const HELD_BACK: usize = 32;
+const HELD_BACK: usize = 64;
+/// Owners up to which a whole digest is sent where roots differ, 30 bytes each.
+const DIGEST_WHOLE: usize = 64;
 /// Deltas of nodes that are no members (yet, or any more) held back, of all such nodes together.
 const PARKED: usize = 256;
 
@@ -56,16 +55,6 @@ struct Name {
     ids: BTreeSet<(NodeId, ActorId)>,
     /// How many of them want it for themselves.
     unique: usize,
-}
-
-#[derive(Default)]
-struct Owner {
-    version: u64,
-    /// Changes up to here are no longer held one by one.
-    floor: u64,
-    entries: BTreeMap<ActorId, (u64, Entry)>,
-    tombstones: BTreeMap<u64, ActorId>,
-    held_back: Vec<Delta>,
 }
 
 /// The registry of one node: its own entries and replicas of all others'.
@@ -158,33 +147,96 @@ impl Registry {
 
     /// A fingerprint of what is held, equal on two nodes exactly if their digests are (but for a chance of 2^-64).
     pub fn root(&self) -> u64 {
-        let mut hash = Sha256::new();
-        for (node, owner) in self.owners.iter().filter(|(_, owner)| owner.version > 0) {
-            hash.update(node.to_bytes());
-            hash.update(owner.version.to_be_bytes());
+        fingerprint(self.known())
+    }
+
+    /// The [`root`](Self::root) and, where a digest is long, a fingerprint of each of 64 buckets of owners: nodes that differ
+    /// exchange digests of the buckets that do.
+    pub fn roots(&self) -> (u64, Vec<u64>) {
+        if self.owners.len() <= DIGEST_WHOLE {
+            return (self.root(), Vec::new());
         }
-        let mut head = [0; 8];
-        head.copy_from_slice(&hash.finalize()[..8]);
-        u64::from_be_bytes(head)
+        let of = |index| fingerprint(self.known().filter(|(node, _)| bucket(**node) == index));
+        (self.root(), (0..64).map(of).collect())
+    }
+
+    /// This node's digest as far as it may differ from that of whoever has these [`roots`](Self::roots); `None` if nowhere.
+    pub fn differing(&self, root: u64, buckets: &[u64]) -> Option<Digest> {
+        if root == self.root() {
+            return None;
+        }
+        if buckets.len() != 64 {
+            return Some(self.digest());
+        }
+        let mut own = [(); 64].map(|()| Vec::new());
+        for line in self.known() {
+            own[bucket(*line.0) as usize].push(line);
+        }
+        let differ = |index: &usize| fingerprint(own[*index].iter().copied()) != buckets[*index];
+        let scope = (0..64).filter(differ).fold(0, |mask, index| mask | 1u64 << index);
+        Some(self.digest_like(&Digest { buckets: scope, ..Digest::default() }))
     }
 
     /// The version held of each owner.
     pub fn digest(&self) -> Digest {
+        self.digest_like(&Digest::default())
+    }
+
+    /// The version held of one owner: asks for its entries and no others.
+    pub fn digest_of(&self, node: NodeId) -> Digest {
+        self.digest_like(&Digest { only: node.to_bytes().to_vec(), ..Digest::default() })
+    }
+
+    /// The version held of each owner that `other` is about.
+    pub fn digest_like(&self, other: &Digest) -> Digest {
         let line =
             |(node, owner): (&NodeId, &Owner)| OwnerVersion { node: node.to_bytes().to_vec(), version: owner.version };
-        Digest { owners: self.owners.iter().filter(|(_, owner)| owner.version > 0).map(line).collect() }
+        let owners = self.known().filter(|(node, _)| other.covers(**node)).map(line).collect();
+        Digest { owners, buckets: other.buckets, only: other.only.clone() }
+    }
+
+    /// What the sender of `digest` lacks and this node holds: for [`next_part`](Self::next_part), which may be asked for as
+    /// long as it takes. `id`: a number that no other shipment to that node has.
+    pub fn shipment(&self, digest: &Digest, id: u64) -> Shipment {
+        let theirs = digest.versions();
+        let lacks = |(node, owner): (&NodeId, &Owner)| {
+            let have = theirs.get(node).copied().unwrap_or(0);
+            (have < owner.version && digest.covers(*node)).then(|| Cursor::new(*node, id, have))
+        };
+        Shipment(self.owners.iter().filter_map(lacks).collect())
+    }
+
+    /// What was written here after `version`, as a shipment.
+    pub fn written_after(&self, version: u64, id: u64) -> Shipment {
+        Shipment([Cursor::new(self.me, id, version)].into())
+    }
+
+    /// The last version written here.
+    pub fn version(&self) -> u64 {
+        self.owners.get(&self.me).map_or(0, |mine| mine.version)
+    }
+
+    /// The next part of a shipment, of about `limit` bytes at most; `None` at its end. Parts must arrive in order.
+    pub fn next_part(&self, shipment: &mut Shipment, limit: usize) -> Option<Delta> {
+        while let Some(cursor) = shipment.0.front_mut() {
+            let part = self.owners.get(&cursor.node).and_then(|owner| owner.part(cursor, limit));
+            match part {
+                Some((delta, more)) => {
+                    if !more {
+                        shipment.0.pop_front();
+                    }
+                    return Some(delta);
+                }
+                None => drop(shipment.0.pop_front()),
+            }
+        }
+        None
     }
 
     /// What the sender of `digest` lacks and this node holds, one delta an owner.
     pub fn missing(&self, digest: &Digest) -> Vec<Delta> {
-        let theirs = digest.versions();
-        self.owners
-            .iter()
-            .filter_map(|(node, owner)| {
-                let have = theirs.get(node).copied().unwrap_or(0);
-                (have < owner.version).then(|| owner.changes_since(*node, have))
-            })
-            .collect()
+        let mut shipment = self.shipment(digest, 0);
+        std::iter::from_fn(|| self.next_part(&mut shipment, usize::MAX)).collect()
     }
 
     /// Whether the sender of `digest` holds something that this node lacks: then send it this node's own digest.
@@ -196,7 +248,12 @@ impl Registry {
 
     /// Owners of whom a delta came whose predecessor is missing: send one of them, or anyone, this node's digest.
     pub fn gaps(&self) -> Vec<NodeId> {
-        self.owners.iter().filter(|(_, owner)| !owner.held_back.is_empty()).map(|(node, _)| *node).collect()
+        self.owners.iter().filter(|(_, owner)| owner.has_gap()).map(|(node, _)| *node).collect()
+    }
+
+    /// Whether a delta of this owner came whose predecessor is missing.
+    pub fn has_gap(&self, node: NodeId) -> bool {
+        self.owners.get(&node).is_some_and(Owner::has_gap)
     }
 
     /// Takes over what another node sent; true if something changed. Order and repetition do not matter. A delta that
@@ -328,6 +385,10 @@ impl Registry {
         self.len() == 0
     }
 
+    fn known(&self) -> impl Iterator<Item = (&NodeId, &Owner)> + Clone {
+        self.owners.iter().filter(|(_, owner)| owner.version > 0)
+    }
+
     fn mine(&mut self) -> &mut Owner {
         self.owners.entry(self.me).or_default()
     }
@@ -337,31 +398,84 @@ impl Registry {
         let owner = self.me.to_bytes().to_vec();
         let mine = self.mine();
         mine.version = version;
+        mine.ahead = version;
         mine.forget_old_tombstones();
-        Delta { owner, from: version - 1, to: version, full: false, puts, gone }
+        Delta { owner, from: version - 1, to: version, puts, gone, ..Delta::default() }
     }
 
     fn apply_one(&mut self, node: NodeId, delta: Delta) -> bool {
         let owner = self.owners.entry(node).or_default();
-        let have = owner.version;
-        if delta.to <= have {
+        if delta.to <= owner.version {
             return false;
         }
+        if delta.until > 0 {
+            return self.apply_part(node, delta);
+        }
+        let have = owner.version;
         if delta.full {
             self.clear_entries(node);
-        } else if delta.from > have {
-            if owner.held_back.len() < HELD_BACK && !owner.held_back.contains(&delta) {
-                owner.held_back.push(delta);
-            }
+        } else if delta.from > have || delta.to < owner.ahead {
+            self.hold_back(node, delta);
             return false;
         }
-        let since = if delta.full { 0 } else { have };
+        let (full, to, since) = (delta.full, delta.to, if delta.full { 0 } else { have });
+        self.take(node, delta, since);
+        self.reach(node, to, full);
+        true
+    }
+
+    /// Takes a part of a shipment; the last one makes it count.
+    fn apply_part(&mut self, node: NodeId, delta: Delta) -> bool {
+        let owner = self.owners.entry(node).or_default();
+        let have = owner.version;
+        let (to, until) = (delta.to, delta.until);
+        match &mut owner.incoming {
+            Some(now) if now.id == delta.shipment && !delta.full && delta.from == now.reached => {
+                (now.reached, now.until) = (to, until);
+            }
+            now => {
+                // Of several shipments the newest goes on. Any other part has lost its predecessors.
+                let newest = now.as_ref().is_none_or(|now| now.id != delta.shipment && until >= now.until);
+                if !newest || until < owner.ahead {
+                    return false;
+                }
+                if !delta.full && (delta.from > have || delta.base > have) {
+                    owner.missed = true;
+                    return false;
+                }
+                let stale = delta.full.then(|| owner.entries.keys().copied().collect());
+                owner.incoming = Some(Incoming { id: delta.shipment, reached: to, until, stale });
+            }
+        }
+        owner.ahead = owner.ahead.max(to);
+        if let Some(stale) = owner.incoming.as_mut().and_then(|now| now.stale.as_mut()) {
+            for put in &delta.puts {
+                if let Ok(actor) = ActorId::from_bytes(&put.actor) {
+                    stale.remove(&actor);
+                }
+            }
+        }
+        self.take(node, delta, 0);
+        if to < until {
+            return true;
+        }
+        let stale = self.owners.get_mut(&node).and_then(|owner| owner.incoming.take()).and_then(|now| now.stale);
+        let full = stale.is_some();
+        for actor in stale.unwrap_or_default() {
+            self.drop_entry(node, actor);
+        }
+        self.reach(node, to, full);
+        true
+    }
+
+    /// Carries out the changes of a delta that are later than `since`.
+    fn take(&mut self, node: NodeId, delta: Delta, since: u64) {
         for gone in delta.gone.iter().filter(|gone| gone.version > since) {
             if let Ok(actor) = ActorId::from_bytes(&gone.actor) {
                 self.remove(node, gone.version, actor);
             }
         }
-        for put in delta.puts.into_iter().filter(|put| put.version > since) {
+        for put in delta.puts.into_iter().filter(|put| delta.full || put.version > since) {
             let (Ok(actor), version) = (ActorId::from_bytes(&put.actor), put.version) else { continue };
             let Put { name, class, metadata, unique, claimed, lost_to, .. } = put;
             let lost_to = ActorId::from_bytes(&lost_to).ok();
@@ -371,24 +485,36 @@ impl Registry {
                 self.insert(node, version, entry);
             }
         }
+    }
+
+    /// Everything up to version `to` is here.
+    fn reach(&mut self, node: NodeId, to: u64, full: bool) {
         let owner = self.owners.entry(node).or_default();
-        owner.version = delta.to;
-        if delta.full {
-            owner.floor = delta.to;
+        (owner.version, owner.ahead, owner.incoming, owner.missed) = (to, to, None, false);
+        if full {
+            owner.floor = to;
             owner.tombstones.clear();
         }
         owner.forget_old_tombstones();
-        true
+    }
+
+    fn hold_back(&mut self, node: NodeId, delta: Delta) {
+        let owner = self.owners.entry(node).or_default();
+        if owner.held_back.len() < HELD_BACK && !owner.held_back.contains(&delta) {
+            owner.held_back.push(delta);
+        }
     }
 
     fn insert(&mut self, node: NodeId, version: u64, entry: Entry) {
         let actor = entry.actor;
         let owner = self.owners.entry(node).or_default();
-        if owner.entries.get(&actor).is_some_and(|(known, _)| *known > version) {
+        if owner.entries.get(&actor).is_some_and(|(known, _)| *known >= version) {
             return;
         }
         let new = entry.clone();
-        if let Some((_, old)) = owner.entries.insert(actor, (version, entry)) {
+        owner.written.insert(version, actor);
+        if let Some((before, old)) = owner.entries.insert(actor, (version, entry)) {
+            owner.written.remove(&before);
             self.unname(&old, node);
         }
         if let Some(winner) = new.lost_to {
@@ -413,9 +539,9 @@ impl Registry {
     }
 
     fn drop_entry(&mut self, node: NodeId, actor: ActorId) {
-        let Some((_, entry)) = self.owners.get_mut(&node).and_then(|owner| owner.entries.remove(&actor)) else {
-            return;
-        };
+        let Some(owner) = self.owners.get_mut(&node) else { return };
+        let Some((version, entry)) = owner.entries.remove(&actor) else { return };
+        owner.written.remove(&version);
         self.unname(&entry, node);
     }
 
@@ -460,43 +586,6 @@ impl Registry {
                 self.owners.get(node)?.entries.get(actor).map(|(_, entry)| (*node, entry.clone()))
             })
             .collect()
-    }
-}
-
-impl Owner {
-    fn changes_since(&self, node: NodeId, have: u64) -> Delta {
-        // A replica without anything needs no tombstones, so the whole state is right for it, too.
-        let full = have == 0 || have < self.floor;
-        let since = if full { 0 } else { have };
-        let puts = self.entries.values().filter(|(version, _)| *version > since).map(|(v, e)| put(*v, e)).collect();
-        let gone = if full {
-            Vec::new()
-        } else {
-            let later = self.tombstones.range(since + 1..);
-            later.map(|(version, actor)| Gone { version: *version, actor: actor.to_bytes().to_vec() }).collect()
-        };
-        Delta { owner: node.to_bytes().to_vec(), from: since, to: self.version, full, puts, gone }
-    }
-
-    fn forget_old_tombstones(&mut self) {
-        while self.tombstones.len() > TOMBSTONES {
-            if let Some((version, _)) = self.tombstones.pop_first() {
-                self.floor = self.floor.max(version);
-            }
-        }
-    }
-}
-
-fn put(version: u64, entry: &Entry) -> Put {
-    Put {
-        version,
-        actor: entry.actor.to_bytes().to_vec(),
-        name: entry.name.clone(),
-        class: entry.class.clone(),
-        metadata: entry.metadata.clone(),
-        unique: entry.unique,
-        claimed: entry.claimed,
-        lost_to: entry.lost_to.map(|winner| winner.to_bytes().to_vec()).unwrap_or_default(),
     }
 }
 

@@ -1,3 +1,4 @@
+use super::super::owner::TOMBSTONES;
 use super::*;
 
 fn entry(actor: u128, name: &str) -> Entry {
@@ -211,17 +212,212 @@ fn oversized_entries_of_a_peer_are_not_taken() {
     assert!(replica.is_empty());
 }
 
+/// Ships what the replica lacks, in parts of `limit` bytes; what is left when `enough` says so stays unsent.
+fn ship(from: &Registry, to: &mut Registry, limit: usize, id: u64, mut enough: impl FnMut() -> bool) -> usize {
+    let mut shipment = from.shipment(&to.digest(), id);
+    let mut parts = 0;
+    while !enough() {
+        let Some(part) = from.next_part(&mut shipment, limit) else { break };
+        assert!(part.encode().len() < limit + 300);
+        to.apply(Delta::decode(&part.encode()).unwrap());
+        parts += 1;
+    }
+    parts
+}
+
 #[test]
-fn twenty_thousand_names_travel_as_one_delta() {
+fn m5_twenty_thousand_names_travel_in_parts_that_show_as_they_come_and_count_at_the_end() {
     let mut owner = Registry::new(NodeId(1));
     for n in 0..20_000 {
         owner.publish(entry(n, &format!("name-{n}")));
     }
     let mut replica = replica();
-    let bytes = owner.missing(&replica.digest())[0].encode();
-    assert!(bytes.len() < 20_000 * 100, "under a hundred bytes a name");
-    assert!(replica.apply(Delta::decode(&bytes).unwrap()));
+    let mut shipment = owner.shipment(&replica.digest(), 7);
+    let mut bytes = 0;
+    while let Some(part) = owner.next_part(&mut shipment, 64 << 10) {
+        let part = part.encode();
+        assert!(part.len() < (64 << 10) + 300, "{} bytes would hold up probes", part.len());
+        bytes += part.len();
+        assert_eq!(replica.digest(), Digest::default(), "half a registry is no registry");
+        let before = replica.len();
+        assert!(replica.apply(Delta::decode(&part).unwrap()));
+        assert!(replica.len() > before, "but what is known is found");
+        let mut third = Registry::new(NodeId(3));
+        third.node_up(NodeId(1));
+        if replica.digest() == Digest::default() {
+            assert_eq!(replica.missing(&third.digest()), [], "nor is it passed on");
+        }
+    }
+    assert!(bytes < 20_000 * 100, "under a hundred bytes a name");
     assert!(same(&replica, &owner));
+}
+
+#[test]
+fn m5_a_shipment_that_broke_off_is_made_again_by_anyone() {
+    let mut owner = Registry::new(NodeId(1));
+    for n in 0..1000 {
+        owner.publish(entry(n, "x"));
+    }
+    let mut whole = replica();
+    ship(&owner, &mut whole, 1 << 20, 1, || false);
+    let mut replica = Registry::new(NodeId(3));
+    replica.node_up(NodeId(1));
+    let mut parts = 0;
+    ship(&owner, &mut replica, 1000, 2, || {
+        parts += 1;
+        parts > 5
+    });
+    assert!(!replica.is_empty() && replica.digest() == Digest::default());
+    // Meanwhile some of what was shipped ends, and the history of that is forgotten.
+    for n in 0..20 {
+        whole.apply(owner.withdraw(ActorId(n)).unwrap());
+    }
+    for n in 0..2 * TOMBSTONES as u128 {
+        whole.apply(owner.publish(entry(9000 + n, "y")));
+        whole.apply(owner.withdraw(ActorId(9000 + n)).unwrap());
+    }
+    assert!(ship(&whole, &mut replica, 1000, 3, || false) > 5);
+    assert!(same(&replica, &owner) && replica.lookup("x").len() == 980);
+}
+
+#[test]
+fn m5_what_changes_under_way_arrives_too_even_where_parts_are_not_known() {
+    for old in [false, true] {
+        let mut owner = Registry::new(NodeId(1));
+        for n in 0..200 {
+            owner.publish(entry(n, "x"));
+        }
+        let mut replica = replica();
+        let mut shipment = owner.shipment(&replica.digest(), 7);
+        let mut next = 0;
+        while let Some(mut part) = owner.next_part(&mut shipment, 300) {
+            if old {
+                // A node of the version before skips the fields: each part is a delta to it.
+                (part.until, part.shipment) = (0, 0);
+            }
+            replica.apply(part);
+            if next < 100 {
+                owner.withdraw(ActorId(next)).unwrap();
+                owner.update(ActorId(next + 100), BTreeMap::from([("n".to_owned(), next.to_string())]));
+                owner.publish(entry(1000 + next, "x"));
+                next += 1;
+            }
+        }
+        // What was written after the last part is the next shipment's.
+        ship(&owner, &mut replica, usize::MAX >> 1, 8, || false);
+        assert!(same(&replica, &owner), "old: {old}");
+        assert!(next > 20, "much happened");
+    }
+}
+
+/// A number that looks like chance, the same at every run.
+fn dice(state: &mut u64, below: u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) % below
+}
+
+#[test]
+fn m5_replicas_that_count_as_being_at_a_version_hold_exactly_that() {
+    for seed in 0..10 {
+        let mut state = seed;
+        let mut owner = Registry::new(NodeId(1));
+        let mut replicas: Vec<Registry> = (2..6).map(|n| Registry::new(NodeId(n))).collect();
+        replicas.iter_mut().for_each(|replica| replica.node_up(NodeId(1)));
+        let mut versions = BTreeMap::from([(0, owner.names())]);
+        let mut flying: Vec<(usize, Option<usize>, Shipment)> = Vec::new();
+        for id in 0..1500 {
+            let actor = u128::from(dice(&mut state, 60));
+            let (to, from) = (dice(&mut state, 4) as usize, dice(&mut state, 5) as usize);
+            let source = (from < 4).then_some(from);
+            match dice(&mut state, 10) {
+                roll @ 0..4 => {
+                    let written = match roll {
+                        0 | 1 => Some(owner.publish(entry(actor, "x"))),
+                        2 => owner.update(ActorId(actor), BTreeMap::from([("id".to_owned(), id.to_string())])),
+                        _ => owner.withdraw(ActorId(actor)),
+                    };
+                    let Some(delta) = written else { continue };
+                    versions.insert(owner.version(), owner.names());
+                    // Some hear of it, at once or never.
+                    for replica in &mut replicas {
+                        if dice(&mut state, 3) > 0 {
+                            replica.apply(delta.clone());
+                        }
+                    }
+                }
+                4 => {
+                    let digest = replicas[to].digest();
+                    let shipment = source.map_or(&owner, |source| &replicas[source]).shipment(&digest, id);
+                    flying.push((to, source, shipment));
+                }
+                5 if !flying.is_empty() => drop(flying.swap_remove(dice(&mut state, flying.len() as u64) as usize)),
+                6 if dice(&mut state, 50) == 0 => {
+                    replicas[to].node_down(NodeId(1));
+                    replicas[to].node_up(NodeId(1));
+                }
+                _ if !flying.is_empty() => {
+                    let index = dice(&mut state, flying.len() as u64) as usize;
+                    let (to, source, shipment) = &mut flying[index];
+                    let from = source.map_or(&owner, |source| &replicas[source]);
+                    match from.next_part(shipment, 100) {
+                        Some(part) => drop(replicas[*to].apply(part)),
+                        None => drop(flying.swap_remove(index)),
+                    }
+                }
+                _ => {}
+            }
+            for replica in &replicas {
+                let held = &replica.owners.get(&NodeId(1));
+                if let Some(held) = held.filter(|held| held.ahead == held.version) {
+                    assert_eq!(replica.names(), versions[&held.version], "seed {seed}, step {id}");
+                }
+            }
+        }
+        for (id, replica) in replicas.iter_mut().enumerate() {
+            for round in 0..2 {
+                ship(&owner, replica, 200, 1 << 40 | (id << 1 | round) as u64, || false);
+            }
+            assert!(same(replica, &owner), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn m5_a_thousand_owners_compare_by_buckets_and_exchange_what_differs() {
+    let mut a = Registry::new(NodeId(1));
+    let mut b = Registry::new(NodeId(2));
+    let mut owners: Vec<Registry> = (3..1003).map(|n| Registry::new(NodeId(n))).collect();
+    for owner in &mut owners {
+        let delta = owner.publish(entry(owner.me.0, "x"));
+        for replica in [&mut a, &mut b] {
+            replica.node_up(owner.me);
+            replica.apply(delta.clone());
+        }
+    }
+    let (root, buckets) = a.roots();
+    assert_eq!((root, &buckets), (b.root(), &b.roots().1));
+    assert_eq!(b.differing(root, &buckets), None);
+    a.apply(owners[77].publish(entry(5, "y")));
+    let (root, buckets) = a.roots();
+    let ask = b.differing(root, &buckets).unwrap();
+    assert!(ask.encode().len() < 600, "{} bytes: a whole digest has 28,000", ask.encode().len());
+    for delta in a.missing(&Digest::decode(&ask.encode()).unwrap()) {
+        b.apply(delta);
+    }
+    assert!(same(&a, &b));
+    // A bucket in which the asking node holds nobody is asked for, too.
+    let mut late = Registry::new(NodeId(2));
+    owners.iter().for_each(|owner| late.node_up(owner.me));
+    for delta in a.missing(&late.differing(root, &buckets).unwrap()) {
+        late.apply(delta);
+    }
+    assert!(same(&a, &late));
+    let only = b.digest_of(NodeId(80));
+    assert_eq!(only.owners.len(), 1);
+    a.apply(owners[76].publish(entry(6, "z")));
+    a.apply(owners[77].publish(entry(7, "z")));
+    let told = a.missing(&only);
+    assert!(told.len() == 1 && told[0].owner().unwrap() == NodeId(80), "one owner was asked for");
 }
 
 /// Three owners, each having heard all that the others wrote.

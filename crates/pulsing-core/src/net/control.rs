@@ -1,14 +1,16 @@
-//! Membership and registry traffic: one connection a direction and peer, dialled on demand, closed when idle.
+//! Membership and registry traffic: a connection each a direction and peer, dialled on demand, closed when idle.
+//!
+//! Two, so that no probe waits behind the names of a whole cluster (M5): not on the wire, and, since each has a queue of its
+//! own at both ends, not in a process either.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 
 use super::conn::{self, Conn, DialError};
@@ -24,8 +26,48 @@ use crate::id::NodeId;
 const IDLE: Duration = Duration::from_secs(30);
 /// Frames waiting for one peer; more are dropped, as a datagram network would: gossip repeats and roots repair.
 const QUEUE: usize = 1024;
-/// A registry delta is the largest control message: 100,000 names in one are about 10 MB.
+/// Registry frames of all peers that were read and wait for the driver; who sends more waits.
+const INBOX: usize = 64;
+/// The largest control message, of nodes that do not ship the registry in parts: 100,000 names in one are about 10 MB.
 const MAX_BODY: usize = 256 << 20;
+
+/// The two kinds of traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Traffic {
+    Membership,
+    Registry,
+}
+
+impl Traffic {
+    fn of(kind: Kind) -> Self {
+        if matches!(kind, Kind::Delta | Kind::Digest | Kind::Root) { Self::Registry } else { Self::Membership }
+    }
+}
+
+/// Where connections tell the driver what they read.
+#[derive(Clone)]
+pub struct Inbox {
+    /// Membership traffic and the ends of connections.
+    pub events: mpsc::UnboundedSender<ControlEvent>,
+    registry: mpsc::Sender<ControlEvent>,
+}
+
+impl Inbox {
+    /// An inbox, and its two ends for the driver: membership first.
+    pub fn new() -> (Self, mpsc::UnboundedReceiver<ControlEvent>, mpsc::Receiver<ControlEvent>) {
+        let (events, membership) = mpsc::unbounded_channel();
+        let (registry, names) = mpsc::channel(INBOX);
+        (Self { events, registry }, membership, names)
+    }
+
+    /// False once nobody listens.
+    async fn put(&self, kind: Kind, message: ControlEvent) -> bool {
+        match Traffic::of(kind) {
+            Traffic::Membership => self.events.send(message).is_ok(),
+            Traffic::Registry => self.registry.send(message).await.is_ok(),
+        }
+    }
+}
 
 /// What control connections tell the membership driver.
 pub enum ControlEvent {
@@ -44,9 +86,9 @@ pub enum ControlEvent {
     Ended(NodeId, LinkEnd),
 }
 
-/// The sending side: one queue a peer.
+/// The sending side: two queues a peer.
 pub struct Control {
-    lanes: Arc<Mutex<HashMap<NodeId, mpsc::Sender<Frame>>>>,
+    lanes: Mutex<HashMap<(NodeId, Traffic), mpsc::Sender<Frame>>>,
     tasks: Mutex<JoinSet<()>>,
     config: LinkConfig,
     events: mpsc::UnboundedSender<ControlEvent>,
@@ -55,32 +97,52 @@ pub struct Control {
 struct Frame {
     head: Bytes,
     body: Bytes,
+    /// Given back when the frame is written, or dropped.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 impl Control {
     /// Sends with these credentials; what happens to connections goes to `events`.
     pub fn new(config: LinkConfig, events: mpsc::UnboundedSender<ControlEvent>) -> Self {
-        Self { lanes: Arc::default(), tasks: Mutex::default(), config, events }
+        Self { lanes: Mutex::default(), tasks: Mutex::default(), config, events }
     }
 
-    /// Queues a frame for a peer, dialling it if need be.
-    pub fn send(&self, to: Identity, kind: Kind, header: &impl Message, body: Bytes) {
-        let mut frame = Frame { head: encode(kind, header, body.len()), body };
-        let mut lanes = self.lanes.lock();
-        if let Some(tx) = lanes.get(&to.node) {
-            match tx.try_send(frame) {
-                Ok(()) => return,
+    /// Queues a frame for a peer, dialling it if need be; false if there was no room for it.
+    pub fn send(&self, to: Identity, kind: Kind, header: &impl Message, body: Bytes) -> bool {
+        self.send_with(to, kind, header, body, None)
+    }
+
+    /// [`send`](Self::send) of a frame with a place in a window, which it frees once it is written, or lost.
+    pub fn send_with(
+        &self,
+        to: Identity,
+        kind: Kind,
+        header: &impl Message,
+        body: Bytes,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> bool {
+        let mut frame = Frame { head: encode(kind, header, body.len()), body, place };
+        loop {
+            match self.lane(to, Traffic::of(kind)).try_send(frame) {
+                Ok(()) => return true,
                 Err(mpsc::error::TrySendError::Full(_)) => {
-                    tracing::debug!(peer = %to.addr, "control queue full, frame dropped");
-                    return;
+                    tracing::debug!(peer = %to.addr, ?kind, "control queue full, frame dropped");
+                    return false;
                 }
+                // It closed for being idle, in this moment.
                 Err(mpsc::error::TrySendError::Closed(back)) => frame = back,
             }
         }
+    }
+
+    /// The queue to a peer, with a connection behind it.
+    fn lane(&self, to: Identity, traffic: Traffic) -> mpsc::Sender<Frame> {
+        let mut lanes = self.lanes.lock();
+        if let Some(tx) = lanes.get(&(to.node, traffic)).filter(|tx| !tx.is_closed()) {
+            return tx.clone();
+        }
         let (tx, rx) = mpsc::channel(QUEUE);
-        // A fresh queue has room for its first frame.
-        let _ = tx.try_send(frame);
-        lanes.insert(to.node, tx);
+        lanes.insert((to.node, traffic), tx.clone());
         let (config, events) = (self.config.clone(), self.events.clone());
         let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
@@ -89,11 +151,12 @@ impl Control {
                 let _ = events.send(ControlEvent::Ended(to.node, end));
             }
         });
+        tx
     }
 
     /// Forgets a peer that is down: what is queued for it is dropped.
     pub fn forget(&self, node: NodeId) {
-        self.lanes.lock().remove(&node);
+        self.lanes.lock().retain(|(peer, _), _| *peer != node);
     }
 
     /// Sends what is queued, for `limit` at most, and closes every connection.
@@ -123,9 +186,13 @@ async fn run(to: Identity, mut queue: mpsc::Receiver<Frame>, config: LinkConfig)
             frame = queue.recv() => frame,
             // The peer never sends here: any end of this read is the end of the connection.
             _ = reading.read(&mut nothing) => return Some(LinkEnd::Broken),
-            () = tokio::time::sleep(IDLE) => None,
+            () = tokio::time::sleep(IDLE) => {
+                // What was queued in this moment is still sent.
+                queue.close();
+                continue;
+            }
         };
-        let Some(Frame { head, body }) = frame else {
+        let Some(Frame { head, body, place }) = frame else {
             let _ = writing.write_all(&encode(Kind::Bye, &EmptyHeader {}, 0)).await;
             let _ = writing.shutdown().await;
             return None;
@@ -137,14 +204,16 @@ async fn run(to: Identity, mut queue: mpsc::Receiver<Frame>, config: LinkConfig)
         if written.await.is_err() {
             return Some(LinkEnd::Broken);
         }
+        drop(place);
         config.metrics.bytes_out.add((head.len() + body.len()) as u64);
     }
 }
 
 /// Serves a control connection that a peer dialled.
-pub async fn serve(peer: Identity, stream: Conn, events: mpsc::UnboundedSender<ControlEvent>, config: LinkConfig) {
+pub async fn serve(peer: Identity, stream: Conn, inbox: Inbox, config: LinkConfig) {
     let mut reader = FrameReader::new(stream);
-    match read(peer, &mut reader, &events).await {
+    let events = &inbox.events;
+    match read(peer, &mut reader, &inbox).await {
         Ok(true) => {}
         Ok(false) => {
             let _ = events.send(ControlEvent::Ended(peer.node, LinkEnd::Broken));
@@ -158,11 +227,7 @@ pub async fn serve(peer: Identity, stream: Conn, events: mpsc::UnboundedSender<C
 }
 
 /// True when the peer said goodbye.
-async fn read(
-    peer: Identity,
-    reader: &mut FrameReader<impl AsyncRead + Unpin>,
-    events: &mpsc::UnboundedSender<ControlEvent>,
-) -> Result<bool> {
+async fn read(peer: Identity, reader: &mut FrameReader<impl AsyncRead + Unpin>, inbox: &Inbox) -> Result<bool> {
     while let Some(head) = reader.next().await? {
         if head.kind == Kind::Bye {
             return Ok(true);
@@ -172,7 +237,7 @@ async fn read(
         }
         let body = reader.take(head.body).await?;
         let message = ControlEvent::Message { from: peer, kind: head.kind, header: head.header, body };
-        if events.send(message).is_err() {
+        if !inbox.put(head.kind, message).await {
             return Ok(true);
         }
     }

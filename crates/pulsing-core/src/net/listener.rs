@@ -9,11 +9,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::conn::Conn;
-use super::control::{self, ControlEvent};
+use super::control::{self, ControlEvent, Inbox};
 use super::handshake::{self, Accepted, Lane, Trust};
 use super::link::{LinkConfig, LinkEnd};
 use super::refusals::{self, Refusals};
@@ -83,7 +83,7 @@ pub struct ListenerConfig {
     /// Call links.
     pub session: SessionConfig,
     /// Membership traffic.
-    pub events: mpsc::UnboundedSender<ControlEvent>,
+    pub inbox: Inbox,
     /// Observers; `None` = they are turned away.
     pub observe: Option<Arc<dyn ObserveSource>>,
 }
@@ -203,11 +203,11 @@ async fn welcome(stream: Stream, from: SocketAddr, config: ListenerConfig, share
             }
         }
         Shown::Link(accepted, stream) => match accepted.lane {
-            Lane::Control => control::serve(accepted.peer, stream, config.events, config.link).await,
+            Lane::Control => control::serve(accepted.peer, stream, config.inbox, config.link).await,
             lane => {
                 if let Some((small, bulk)) = shared.pairing.pair(accepted.session, lane, stream).await {
                     session::serve(accepted.peer, small, bulk, config.session).await;
-                    let _ = config.events.send(ControlEvent::Ended(accepted.peer.node, LinkEnd::Broken));
+                    let _ = config.inbox.events.send(ControlEvent::Ended(accepted.peer.node, LinkEnd::Broken));
                 }
             }
         },

@@ -69,10 +69,8 @@ impl System {
             }
             actors.by_id.insert(id, Arc::new(LocalActor { spec: Mutex::new(spec), endpoint }));
             if let Some(entry) = entry {
-                // Queued under the lock: deltas must be pushed in the order of their versions.
-                let mut registry = self.0.registry.lock();
-                let delta = registry.publish(entry);
-                let _ = self.0.driver.send(Input::Publish(delta));
+                self.0.registry.lock().publish(entry);
+                let _ = self.0.driver.send(Input::Publish);
             }
         }
         self.0.metrics.actors_created.inc();
@@ -138,8 +136,8 @@ impl System {
             // Both under the registry's lock, so that two updates cannot end in different orders here and there.
             let mut registry = self.0.registry.lock();
             actor.spec.lock().metadata.clone_from(&metadata);
-            if let Some(delta) = registry.update(id, metadata) {
-                let _ = self.0.driver.send(Input::Publish(delta));
+            if registry.update(id, metadata).is_some() {
+                let _ = self.0.driver.send(Input::Publish);
             }
         }
         let name = actor.spec.lock().name.clone();
@@ -160,10 +158,8 @@ impl Inner {
     fn unpublish(&self, id: ActorId) {
         {
             let mut registry = self.registry.lock();
-            if !registry.conceded(id)
-                && let Some(delta) = registry.withdraw(id)
-            {
-                let _ = self.driver.send(Input::Publish(delta));
+            if !registry.conceded(id) && registry.withdraw(id).is_some() {
+                let _ = self.driver.send(Input::Publish);
             }
         }
     }

@@ -55,8 +55,10 @@ impl Inner {
         let actor = loss.loser.actor;
         {
             let mut registry = self.registry.lock();
-            let Some(delta) = registry.concede(actor, loss.winner.actor) else { return };
-            let _ = self.driver.send(Input::Publish(delta));
+            if registry.concede(actor, loss.winner.actor).is_none() {
+                return;
+            }
+            let _ = self.driver.send(Input::Publish);
         }
         self.metrics.claims_lost.inc();
         let myself = Weak::clone(&self.myself);
@@ -64,8 +66,8 @@ impl Inner {
             tokio::time::sleep(CONCEDED).await;
             if let Some(node) = myself.upgrade() {
                 let mut registry = node.registry.lock();
-                if let Some(delta) = registry.withdraw(actor) {
-                    let _ = node.driver.send(Input::Publish(delta));
+                if registry.withdraw(actor).is_some() {
+                    let _ = node.driver.send(Input::Publish);
                 }
             }
         });

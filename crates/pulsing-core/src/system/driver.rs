@@ -5,25 +5,25 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::node::Inner;
-use crate::cluster::{Delta, Digest, Identity, MemberEvent, Membership, MembershipOutput, MembershipTimer};
+use super::replication::Replication;
+use crate::cluster::{Identity, MemberEvent, Membership, MembershipOutput, MembershipTimer};
 use crate::error::Error;
 use crate::net::control::{Control, ControlEvent};
 use crate::net::link::LinkEnd;
-use crate::net::wire::{self, DigestHeader, EmptyHeader, Kind, RootHeader};
+use crate::net::wire::{EmptyHeader, Kind};
 use crate::system::{MemberState, Reason};
 
-/// How often a registry root goes to one random member (M5).
+/// How often registries are compared (M5).
 const ROOT_PERIOD: Duration = Duration::from_secs(1);
 
 /// What the driver reacts to.
 pub(super) enum Input {
-    /// A change of this node's own names, to be pushed.
-    Publish(Delta),
+    /// Names of this node changed; the registry has it.
+    Publish,
     /// A seed said who it is.
     Join(Identity),
     /// A link or control connection ended.
@@ -58,11 +58,11 @@ impl Ord for Due {
 pub(super) struct Driver {
     inner: Arc<Inner>,
     membership: Membership,
-    control: Control,
+    control: Arc<Control>,
     timers: BinaryHeap<Reverse<Due>>,
     order: u64,
     started: Instant,
-    synced: watch::Sender<bool>,
+    replication: Replication,
     /// Members that are not gone, as of this version of the membership.
     alive: Vec<Identity>,
     version: u64,
@@ -76,6 +76,8 @@ impl Driver {
         synced: watch::Sender<bool>,
     ) -> Self {
         let started = inner.started;
+        let control = Arc::new(control);
+        let replication = Replication::new(Arc::clone(&inner), Arc::clone(&control), synced);
         Self {
             inner,
             membership,
@@ -83,7 +85,7 @@ impl Driver {
             timers: BinaryHeap::new(),
             order: 0,
             started,
-            synced,
+            replication,
             alive: Vec::new(),
             version: 0,
         }
@@ -93,6 +95,7 @@ impl Driver {
         mut self,
         mut inputs: mpsc::UnboundedReceiver<Input>,
         mut events: mpsc::UnboundedReceiver<ControlEvent>,
+        mut names: mpsc::Receiver<ControlEvent>,
     ) {
         let mut roots = tokio::time::interval(ROOT_PERIOD);
         roots.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -106,11 +109,11 @@ impl Driver {
                 }
             };
             tokio::select! {
-                // In this order: a late timer is taken for this node's sickness (M2), and probes are answered while names are
-                // published in bulk. Nothing here is left to chance, so that a seed decides a test's run.
+                // In this order: a late timer is taken for this node's sickness (M2), and probes are answered while names come
+                // or go in bulk. Nothing here is left to chance, so that a seed decides a test's run.
                 biased;
                 () = timer => self.fire_due(),
-                _ = roots.tick() => self.send_root(),
+                _ = roots.tick() => self.replication.compare(&self.alive),
                 event = events.recv() => match event {
                     Some(event) => self.control_event(event),
                     None => return,
@@ -124,6 +127,10 @@ impl Driver {
                     Some(input) => self.input(input),
                     None => return,
                 },
+                event = names.recv() => match event {
+                    Some(event) => self.control_event(event),
+                    None => return,
+                },
             }
         }
     }
@@ -135,7 +142,7 @@ impl Driver {
     fn input(&mut self, input: Input) {
         let now = self.now();
         match input {
-            Input::Publish(delta) => self.push(&delta),
+            Input::Publish => self.replication.push(&self.alive),
             Input::Join(peer) => self.membership.join(now, peer),
             Input::Ended(node, end) => self.ended(node, end),
             Input::Leave(_) => {}
@@ -167,41 +174,7 @@ impl Driver {
                 let now = self.now();
                 self.membership.handle_data(now, body).map_err(|e| Error::Protocol(e.to_string()))?;
             }
-            Kind::Delta => {
-                let delta = Delta::decode(body)?;
-                let (changed, gaps) = {
-                    let mut registry = self.inner.registry.lock();
-                    (registry.apply(delta), !registry.gaps().is_empty())
-                };
-                if changed {
-                    self.inner.settle_claims();
-                    self.inner.changed();
-                }
-                if gaps {
-                    self.send_digest(from, false);
-                }
-            }
-            Kind::Digest => {
-                let DigestHeader { reply } = wire::decode(header)?;
-                let digest = Digest::decode(body)?;
-                let missing = self.inner.registry.lock().missing(&digest);
-                for delta in missing {
-                    self.control.send(from, Kind::Delta, &EmptyHeader {}, delta.encode());
-                }
-                if reply {
-                    self.send_digest(from, false);
-                } else {
-                    // The connection is ordered: what the peer knew came before its digest.
-                    self.synced.send_replace(true);
-                }
-            }
-            Kind::Root => {
-                let RootHeader { root } = wire::decode(header)?;
-                let mine = self.inner.registry.lock().root();
-                if root != mine {
-                    self.send_digest(from, true);
-                }
-            }
+            Kind::Delta | Kind::Digest | Kind::Root => self.replication.message(from, kind, header, body)?,
             other => return Err(Error::Protocol(format!("{other:?} frame on a control connection"))),
         }
         Ok(())
@@ -222,7 +195,9 @@ impl Driver {
         let mut events = Vec::new();
         while let Some(output) = self.membership.poll() {
             match output {
-                MembershipOutput::Send { to, data } => self.control.send(to, Kind::Datagram, &EmptyHeader {}, data),
+                MembershipOutput::Send { to, data } => {
+                    self.control.send(to, Kind::Datagram, &EmptyHeader {}, data);
+                }
                 MembershipOutput::Timer { after, timer } => {
                     self.order += 1;
                     self.timers.push(Reverse(Due { at: Instant::now() + after, order: self.order, timer }));
@@ -247,9 +222,7 @@ impl Driver {
         match event {
             MemberEvent::Up(peer) => {
                 tracing::info!(peer = %peer, "node joined");
-                self.inner.registry.lock().node_up(peer.node);
-                self.inner.settle_claims();
-                self.send_digest(peer, true);
+                self.replication.met(peer);
             }
             MemberEvent::Down(peer, reason) => {
                 tracing::warn!(peer = %peer, %reason, "node is down");
@@ -291,31 +264,10 @@ impl Driver {
     }
 
     fn gone(&mut self, peer: Identity, why: &str) {
-        self.inner.registry.lock().node_down(peer.node);
+        self.replication.lost(peer.node);
         self.control.forget(peer.node);
         self.inner
             .close_link(peer.node, &Error::ConnectionLost { addr: peer.addr.to_string(), reason: why.to_owned() });
-    }
-
-    fn push(&self, delta: &Delta) {
-        let body = delta.encode();
-        for peer in &self.alive {
-            self.control.send(*peer, Kind::Delta, &EmptyHeader {}, body.clone());
-        }
-    }
-
-    fn send_digest(&self, to: Identity, reply: bool) {
-        let body = self.inner.registry.lock().digest().encode();
-        self.control.send(to, Kind::Digest, &DigestHeader { reply }, body);
-    }
-
-    fn send_root(&self) {
-        if self.alive.is_empty() {
-            return;
-        }
-        let to = self.alive[self.inner.config.transport.random() as usize % self.alive.len()];
-        let root = self.inner.registry.lock().root();
-        self.control.send(to, Kind::Root, &RootHeader { root }, Bytes::new());
     }
 
     async fn leave(&mut self) {

@@ -14,6 +14,7 @@ mod names;
 mod node;
 mod observe;
 mod port;
+mod replication;
 mod reply;
 mod seed;
 mod service;

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::id::{ActorId, NodeId};
 use crate::moment::from_now;
-use crate::net::control::{Control, ControlEvent};
+use crate::net::control::{Control, Inbox};
 use crate::net::deadline::Deadlines;
 use crate::net::handshake::{Credentials, Trust};
 use crate::net::link::{Limits, Link, LinkConfig};
@@ -117,7 +117,7 @@ impl System {
 
         let metrics = Arc::new(Metrics::default());
         let (driver, inputs) = mpsc::unbounded_channel();
-        let (events_tx, events) = mpsc::unbounded_channel::<ControlEvent>();
+        let (inbox, events, names) = Inbox::new();
         let (synced_tx, mut synced) = watch::channel(false);
         let me = Arc::new(Mutex::new(identity));
         let link_config = LinkConfig {
@@ -173,14 +173,14 @@ impl System {
             closing: Arc::clone(&inner.closing),
         };
         let observe = inner.config.observe.then(|| Arc::clone(&inner) as Arc<dyn ObserveSource>);
-        let accept = ListenerConfig { link: link_config.clone(), session, events: events_tx.clone(), observe };
+        let accept = ListenerConfig { link: link_config.clone(), session, inbox: inbox.clone(), observe };
         let membership = Membership::new(identity, inner.config.preset(), transport.random());
-        let control = Control::new(link_config, events_tx);
+        let control = Control::new(link_config, inbox.events);
         let driver = Driver::new(Arc::clone(&inner), membership, control, synced_tx);
         {
             let mut tasks = inner.tasks.lock();
             tasks.push(transport.spawn(listener::run(listener, accept)));
-            tasks.push(transport.spawn(driver.run(inputs, events)));
+            tasks.push(transport.spawn(driver.run(inputs, events, names)));
         }
 
         let system = Self(inner);

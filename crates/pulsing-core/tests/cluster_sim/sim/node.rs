@@ -59,6 +59,9 @@ pub struct Process {
     pub displaced: Vec<(ActorId, ActorId)>,
     /// Actors elsewhere that lost their name to one of this node.
     pub beaten: BTreeSet<ActorId>,
+    /// Bytes of a part of a shipment.
+    pub part: usize,
+    shipments: u64,
     seeds: Vec<usize>,
 }
 
@@ -74,6 +77,8 @@ impl Process {
             log: Vec::new(),
             displaced: Vec::new(),
             beaten: BTreeSet::new(),
+            part: 500,
+            shipments: 0,
             seeds: seeds.to_vec(),
         }
     }
@@ -163,8 +168,10 @@ impl Process {
             }
             Packet::Digest(from, bytes) => {
                 let digest = Digest::decode(&bytes).expect("a digest");
-                for delta in self.registry.missing(&digest) {
-                    fx.sends.push((from, Packet::Delta(delta.encode())));
+                self.shipments += 1;
+                let mut shipment = self.registry.shipment(&digest, self.node.0 as u64 ^ self.shipments << 20);
+                while let Some(part) = self.registry.next_part(&mut shipment, self.part) {
+                    fx.sends.push((from, Packet::Delta(part.encode())));
                 }
                 if self.registry.behind(&digest) {
                     fx.sends.push((from, self.digest()));
