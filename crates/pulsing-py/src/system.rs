@@ -357,6 +357,7 @@ impl System {
             ("claims_won", &m.claims_won),
             ("claims_lost", &m.claims_lost),
             ("dead_letters", &m.dead_letters),
+            ("control_dropped", &m.control_dropped),
             ("streams", &m.streams),
             ("stream_items", &m.stream_items),
             ("bytes_in", &m.bytes_in),

@@ -52,7 +52,8 @@ pub struct Entry {
 /// The instances of a name.
 #[derive(Default)]
 struct Name {
-    ids: BTreeSet<(NodeId, ActorId)>,
+    /// Sorted. Most names have one instance, for which a tree would be ten times as large.
+    ids: Vec<(NodeId, ActorId)>,
     /// How many of them want it for themselves.
     unique: usize,
 }
@@ -524,7 +525,9 @@ impl Registry {
             return;
         }
         let held = self.by_name.entry(new.name.clone()).or_default();
-        held.ids.insert((node, actor));
+        if let Err(place) = held.ids.binary_search(&(node, actor)) {
+            held.ids.insert(place, (node, actor));
+        }
         held.unique += usize::from(new.unique);
         self.judge(&new.name);
         self.by_actor.insert(actor, node);
@@ -550,8 +553,9 @@ impl Registry {
             self.by_actor.remove(&entry.actor);
         }
         if let Some(held) = self.by_name.get_mut(&entry.name)
-            && held.ids.remove(&(node, entry.actor))
+            && let Ok(place) = held.ids.binary_search(&(node, entry.actor))
         {
+            held.ids.remove(place);
             held.unique -= usize::from(entry.unique);
             if held.ids.is_empty() {
                 self.by_name.remove(&entry.name);
@@ -580,7 +584,7 @@ impl Registry {
         }
     }
 
-    fn resolve(&self, ids: &BTreeSet<(NodeId, ActorId)>) -> Vec<(NodeId, Entry)> {
+    fn resolve(&self, ids: &[(NodeId, ActorId)]) -> Vec<(NodeId, Entry)> {
         ids.iter()
             .filter_map(|(node, actor)| {
                 self.owners.get(node)?.entries.get(actor).map(|(_, entry)| (*node, entry.clone()))

@@ -127,6 +127,7 @@ impl Control {
                 Ok(()) => return true,
                 Err(mpsc::error::TrySendError::Full(_)) => {
                     tracing::debug!(peer = %to.addr, ?kind, "control queue full, frame dropped");
+                    self.config.metrics.control_dropped.inc();
                     return false;
                 }
                 // It closed for being idle, in this moment.

@@ -40,6 +40,8 @@ pub struct Metrics {
     pub claims_lost: Counter,
     /// Messages nobody took: unknown actor, or dropped at stop.
     pub dead_letters: Counter,
+    /// Membership and registry frames for which a queue had no room.
+    pub control_dropped: Counter,
     /// Streams begun by actors of this node.
     pub streams: Counter,
     /// Stream items delivered to callers here.

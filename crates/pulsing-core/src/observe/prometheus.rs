@@ -29,12 +29,11 @@ pub(super) fn render(source: &dyn ObserveSource) -> String {
     );
     one("pulsing_uptime_seconds", "gauge", "Time since the node started.", "", status.uptime.as_secs_f64());
     one("pulsing_actors", "gauge", "Actors living on this node now.", "", source.local_actors().len() as f64);
-    let names = source.names();
-    one("pulsing_registry_names", "gauge", "Names this node knows of.", "", names.len() as f64);
-    let instances: usize = names.values().map(Vec::len).sum();
+    let (names, instances) = source.registry_size();
+    one("pulsing_registry_names", "gauge", "Names this node knows of.", "", names as f64);
     one("pulsing_registry_instances", "gauge", "Published instances this node knows of.", "", instances as f64);
 
-    let counters: [(&str, &str, &Counter); 16] = [
+    let counters: [(&str, &str, &Counter); 17] = [
         ("pulsing_actors_created_total", "Actors registered since the start.", &metrics.actors_created),
         ("pulsing_actors_stopped_total", "Actors unregistered since the start.", &metrics.actors_stopped),
         ("pulsing_actors_restarted_total", "Actors restarted by supervision.", &metrics.actors_restarted),
@@ -49,6 +48,11 @@ pub(super) fn render(source: &dyn ObserveSource) -> String {
         ("pulsing_bytes_sent_total", "Bytes written to peers.", &metrics.bytes_out),
         ("pulsing_bytes_copied_total", "Bytes copied between objects and messages.", &metrics.bytes_copied),
         ("pulsing_refused_peers_total", "Peers refused at the handshake.", &metrics.refused),
+        (
+            "pulsing_control_frames_dropped_total",
+            "Membership and registry frames for which a queue had no room; later ones make up for them.",
+            &metrics.control_dropped,
+        ),
         ("pulsing_suspicions_total", "Suspicions raised by this node.", &metrics.suspicions),
         ("pulsing_refutations_total", "Suspicions about this node that it refuted.", &metrics.refutations),
     ];

@@ -73,6 +73,11 @@ pub trait ObserveSource: Send + Sync + 'static {
     fn local_actors(&self) -> Vec<LocalActor>;
     /// Every published instance by name, of nodes not known to be down.
     fn names(&self) -> BTreeMap<String, Vec<Instance>>;
+    /// How many names and how many instances the registry holds.
+    fn registry_size(&self) -> (usize, usize) {
+        let names = self.names();
+        (names.len(), names.values().map(Vec::len).sum())
+    }
     /// The counters of this node.
     fn metrics(&self) -> Arc<Metrics>;
 }

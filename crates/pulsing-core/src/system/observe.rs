@@ -40,6 +40,10 @@ impl ObserveSource for Inner {
     fn names(&self) -> BTreeMap<String, Vec<Instance>> {
         self.published()
     }
+    fn registry_size(&self) -> (usize, usize) {
+        let registry = self.registry.lock();
+        (registry.name_count(), registry.len())
+    }
     fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
     }
