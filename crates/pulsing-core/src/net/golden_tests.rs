@@ -102,8 +102,13 @@ fn version_1() -> BTreeMap<&'static str, Vec<u8>> {
         full: false,
         puts: vec![put],
         gone: vec![Gone { version: 3, actor: actor(3).to_vec() }],
+        ..Delta::default()
     };
-    let digest = Digest { owners: vec![OwnerVersion { node: identity(1).node.to_bytes().to_vec(), version: 300 }] };
+    let part = Delta { until: 500, shipment: 0x0102_0304_0506_0708, base: 1, ..delta.clone() };
+    let owners = vec![OwnerVersion { node: identity(1).node.to_bytes().to_vec(), version: 300 }];
+    let digest = Digest { owners, ..Digest::default() };
+    let scoped = Digest { buckets: 0x21, only: identity(1).node.to_bytes().to_vec(), ..digest.clone() };
+    let root = RootHeader { root: 0x0102_0304_0506_0708, buckets: Vec::new() };
     BTreeMap::from([
         ("hello", opening(&hello)),
         ("challenge", opening(&challenge)),
@@ -126,7 +131,10 @@ fn version_1() -> BTreeMap<&'static str, Vec<u8>> {
         ("datagram", frame(Kind::Datagram, &EmptyHeader {}, &announcement())),
         ("delta", frame(Kind::Delta, &EmptyHeader {}, &delta.encode())),
         ("digest", frame(Kind::Digest, &DigestHeader { reply: true }, &digest.encode())),
-        ("root", frame(Kind::Root, &RootHeader { root: 0x0102_0304_0506_0708 }, b"")),
+        ("delta-part", frame(Kind::Delta, &EmptyHeader {}, &part.encode())),
+        ("digest-scoped", frame(Kind::Digest, &DigestHeader { reply: false }, &scoped.encode())),
+        ("root-buckets", frame(Kind::Root, &RootHeader { buckets: vec![1, 2], ..root.clone() }, b"")),
+        ("root", frame(Kind::Root, &root, b"")),
         ("bye", frame(Kind::Bye, &EmptyHeader {}, b"")),
     ])
 }

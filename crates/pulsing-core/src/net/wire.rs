@@ -426,19 +426,6 @@ mod tests {
         let credit = encode(Kind::Credit, &CreditHeader { call: 300, items: 32 }, 0);
         assert_eq!(hex(&credit), "090000000700050008ac021020");
 
-        let root = encode(Kind::Root, &RootHeader { root: 1, buckets: vec![2, 3] }, 0);
-        assert_eq!(
-            hex(&root),
-            "1f00000013001b00 090100000000000000 121002000000000000000300000000000000".replace(' ', "")
-        );
-        assert_eq!(
-            decode::<RootHeader>(&root[8..17]).unwrap(),
-            RootHeader { root: 1, buckets: vec![] },
-            "an older one"
-        );
-        assert_eq!(hex(&encode(Kind::Digest, &DigestHeader { reply: true }, 5)), "0b000000120002000801");
-        assert_eq!(hex(&encode(Kind::Delta, &EmptyHeader {}, 300)), "3001000011000000");
-
         let accepted = AcceptedHeader { actor: call.actor.clone(), count: 128, ended: true };
         let golden = "1b0000000c0017000a1000000000000000000000000000000102108001 1801";
         assert_eq!(hex(&encode(Kind::Accepted, &accepted, 0)), golden.replace(' ', ""));
