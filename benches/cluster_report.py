@@ -35,13 +35,20 @@ def took(part: Results) -> str:
     return f"load average {part['load'][0]:.1f} before, {part['load'][1]:.1f} after"
 
 
+def times(seconds: list[float]) -> str:
+    """In the unit that suits them."""
+    if max(seconds, default=1.0) < 0.2:
+        return spread([one * 1e3 for one in seconds], "ms", 0)
+    return spread(seconds)
+
+
 def table(rows: list[tuple[str, str, str]], part: Results) -> list[str]:
     lines = ["| what | median (lowest..highest) | promise |", "|---|---:|---|"]
-    return lines + [f"| {what} | {spread(part[key])} | {promise} |" for key, what, promise in rows if key in part]
+    return lines + [f"| {what} | {times(part[key])} | {promise} |" for key, what, promise in rows if key in part]
 
 
 def unrest(part: Results) -> str:
-    refuted = f", refuted within {spread(part['refuted_s'])}" if part["refuted_s"] else ""
+    refuted = f", refuted within {times(part['refuted_s'])}" if part["refuted_s"] else ""
     return f"{part['suspicions']}{refuted}"
 
 
@@ -54,7 +61,7 @@ def rested(name: str, part: Results) -> str:
         spread(part["cpu_percent"], "%"),
         spread(part["rss_mb"], "MB", 1),
         spread([one / 1e3 for one in part["bytes_out"]], "kB/s", 1),
-        took(part),
+        f"{part['load'][0]:.1f}, then {part['load'][1]:.1f}",
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -83,7 +90,8 @@ def section(heading: str, results: Results) -> str:
     if rest:
         lines += ["### Nodes that do nothing", ""]
         lines += [
-            "| preset `local` | false deaths | suspicions | CPU a node, of a core | RSS a node | sent a node | load |"
+            "| preset `local` | false deaths | suspicions | CPU a node, of a core | RSS a node | sent a node "
+            "| load average |"
         ]
         lines += ["|---|---:|---|---|---|---|---|", *(rested(name, part) for name, part in rest), ""]
     if part := results.get("crowd"):
