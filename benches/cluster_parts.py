@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import random
 import signal
@@ -220,7 +221,7 @@ def crowd(nodes: int, minutes: float) -> Result:
             raise SystemExit(f"{' '.join(words)} ended with {done.returncode}")
         return dict(json.loads(done.stdout))
 
-    result = {"idle": measured(0), "loaded": measured(4)}
+    result = {"idle": measured(0), "loaded": measured(2 * (os.cpu_count() or 1))}
     return {**result, "false_deaths": sum(one["deaths"] for one in result.values())}
 
 

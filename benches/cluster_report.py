@@ -20,6 +20,8 @@ EVENTS = [
     ("pause_whole_s", "SIGSTOP for 10 s: all see all again after SIGCONT", ""),
 ]
 
+BUSY = ", two processes a core that compute"
+
 NETWORKS = [
     ("silent_first_s", "a host falls silent: the first knows", ""),
     ("silent_all_s", "all know", "< 8 s"),
@@ -83,7 +85,7 @@ def section(heading: str, results: Results) -> str:
         for name, extra in (
             ("ten", ""),
             ("idle", ""),
-            ("loaded", ", twice as many processes that compute as there are cores"),
+            ("loaded", BUSY),
         )
         if (part := results.get(name))
     ]
@@ -95,18 +97,16 @@ def section(heading: str, results: Results) -> str:
         ]
         lines += ["|---|---:|---|---|---|---|---|", *(rested(name, part) for name, part in rest), ""]
     if part := results.get("crowd"):
-        lines += [f"{part['idle']['nodes']} nodes in one process (`cluster_crowd`, no Python):", ""]
+        measured = [(extra, part[name]) for name, extra in (("idle", ""), ("loaded", BUSY)) if name in part]
+        lines += [f"{measured[0][1]['nodes']} nodes in one process (`cluster_crowd`, no Python), {took(part)}:", ""]
+        lines += ["| | false deaths | suspicions | CPU a node, of a core | RSS, all | sent a node |"]
+        lines += ["|---|---:|---|---:|---:|---:|"]
         lines += [
-            "| | false deaths | suspicions | CPU a node, of a core | RSS, all | sent a node |",
-            "|---|---:|---|---:|---:|---:|",
+            f"| {one['seconds'] / 60:g} min{extra} | {one['deaths']} | {unrest(one)} | {one['cpu_percent']:.2f} % "
+            f"| {one['rss_mb']:.0f} MB | {one['bytes_out'] / 1e3:.1f} kB/s |"
+            for extra, one in measured
         ]
-        for name, extra in (("idle", ""), ("loaded", ", 4 processes that compute")):
-            one = part[name]
-            lines.append(
-                f"| {one['seconds'] / 60:g} min{extra} | {one['deaths']} | {unrest(one)} | {one['cpu_percent']:.2f} % "
-                f"| {one['rss_mb']:.0f} MB | {one['bytes_out'] / 1e3:.1f} kB/s |"
-            )
-        lines += ["", f"({took(part)})", ""]
+        lines += [""]
     if part := results.get("events"):
         lines += [f"### What happens to {part['processes']} processes", ""]
         lines += [f"{part['repetitions']} repetitions; {took(part)}; preset `local`.", "", *table(EVENTS, part), ""]

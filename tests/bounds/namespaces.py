@@ -5,7 +5,6 @@ Needs root, `ip` and `nft` (Debian: iproute2, nftables). What a killed run left 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import pathlib
@@ -172,9 +171,3 @@ class Network:
         self._rules.clear()
         self._apply()
         self._batch(self._hub, [f"link set v{host} up" for host in range(self.size)])
-
-    def neighbours_forgotten(self) -> None:
-        """Empties the hosts' tables of neighbours, which remember for a while that somebody could not be reached."""
-        for host in range(self.size):
-            with contextlib.suppress(NoNamespacesError):
-                self._batch(self._name(host), ["neigh flush all"])

@@ -65,6 +65,19 @@ def test_m4_halves_that_took_each_other_for_dead_are_one_cluster_again(house: Ho
     fleet.wait_whole(REJOIN)
 
 
+def test_m4_a_host_whose_cable_was_pulled_is_back_when_it_is_plugged_in(house: House) -> None:
+    network, fleet = house
+    host = HOSTS - 2
+    lost = fleet.nodes[host]
+    rest = [node for node in fleet.nodes if node is not lost]
+    begun = time.monotonic()
+    network.down(host)
+    assert (seen := fleet.wait_seen(lost, ["down"], begun, rest, 30.0))[-1] < SILENT_LOSS, seen
+    network.heal()
+    fleet.wait_whole(REJOIN)
+    assert lost.ask("call", name=rest[0].name) == [rest[0].name, 7]
+
+
 def test_m1_a_link_that_carries_one_way_only_kills_nobody(house: House) -> None:
     network, fleet = house
     network.silence([3], [4])
