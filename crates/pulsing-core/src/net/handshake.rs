@@ -326,7 +326,8 @@ fn strangers(mine: (SocketAddr, Versions), its: (SocketAddr, Versions)) -> Strin
 
 fn remote_plaintext(who: &str) -> String {
     format!(
-        "{who} is on another host and the connection is plaintext: start both sides with --insecure if the network is trusted"
+        "{who} is on another host and the connection is plaintext: give both sides the same --passphrase-file (or --cert, --key \
+         and --ca), or start both with --insecure if the network is trusted"
     )
 }
 
@@ -391,6 +392,63 @@ async fn read_message(io: &mut impl Io) -> std::io::Result<Vec<u8>> {
 
 fn decode<M: Message + Default>(raw: &[u8]) -> Result<M> {
     M::decode(raw).map_err(|e| Error::Protocol(format!("bad handshake: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::NodeId;
+
+    /// What the dialler hears of a listener that takes it to come `from` there.
+    async fn met(from: &str, addr: &str, listener: Trust, dialler: Trust) -> (Result<Accepted>, Result<Met>) {
+        let (mut near, mut far) = tokio::io::duplex(1 << 16);
+        let me = |node| Identity::new(NodeId(node), SocketAddr::new([127, 0, 0, 1].into(), 1), 1);
+        let cred = |trust| Credentials { cluster: "default".into(), trust, versions: Versions::KNOWN };
+        let (accepting, dialling) = (cred(listener), cred(dialler));
+        let (from, addr) = (from.parse().unwrap(), addr.parse().unwrap());
+        tokio::join!(
+            // Each end closes when its side is done.
+            async move { accept(&mut near, from, me(1), &accepting, None).await },
+            async move { dial(&mut far, addr, me(2), Lane::Small, 1, &dialling, None).await },
+        )
+    }
+
+    fn secret(name: &str) -> Trust {
+        let dir = std::env::temp_dir().join(format!("pulsing-handshake-{}", std::process::id()));
+        Trust::Secret(Secret::load(Some(&dir.join(name))).unwrap())
+    }
+
+    #[tokio::test]
+    async fn plaintext_from_another_host_is_told_the_ways_out_whatever_it_knows() {
+        let (here, there) = ("127.0.0.1:1", "203.0.113.9:1");
+        for (from, addr, listener, dialler) in [
+            (there, here, secret("one"), secret("one")),
+            (there, here, secret("one"), Trust::Anyone),
+            (here, there, secret("one"), secret("one")),
+            (here, there, Trust::Anyone, secret("one")),
+        ] {
+            let (_, heard) = met(from, addr, listener, dialler).await;
+            let told = heard.map(|_| ()).unwrap_err().to_string();
+            for way in ["on another host and the connection is plaintext", "--passphrase-file", "--insecure"] {
+                assert!(told.contains(way), "{told}");
+            }
+        }
+        assert!(met(there, there, Trust::Anyone, Trust::Anyone).await.1.is_ok());
+    }
+
+    #[tokio::test]
+    async fn who_shares_the_host_but_not_the_secret_is_refused_on_both_sides() {
+        let here = "127.0.0.1:1";
+        assert!(met(here, here, secret("one"), secret("one")).await.0.is_ok());
+        for (listener, dialler) in
+            [(secret("one"), secret("two")), (secret("one"), Trust::Anyone), (Trust::Anyone, secret("one"))]
+        {
+            let (accepted, heard) = met(here, here, listener, dialler).await;
+            assert!(accepted.is_err());
+            let told = heard.map(|_| ()).unwrap_err().to_string();
+            assert!(told.contains("could not prove this user's secret") && told.contains("--insecure"), "{told}");
+        }
+    }
 }
 
 #[cfg(test)]
