@@ -147,10 +147,6 @@ fn bind_tcp(addr: SocketAddr) -> io::Result<TcpListener> {
 /// Socket options of every link: small frames go out at once, and a vanished host is noticed.
 fn prepare(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
-    // A probe whose packets are lost is sent again every few hundred milliseconds; with waits that double, a few losses in
-    // a row outlast a suspicion.
-    #[cfg(target_os = "linux")]
-    let _ = socket2::SockRef::from(stream).set_tcp_thin_linear_timeouts(true);
     let keepalive =
         socket2::TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
     let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive);
