@@ -78,7 +78,7 @@ class Node:
                 self._ready.set()
             self.events.append(event)
 
-    def wait_ready(self, limit: float = 60.0) -> None:
+    def wait_ready(self, limit: float = 120.0) -> None:
         deadline = time.monotonic() + limit
         while not self._ready.wait(0.05):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -268,7 +268,7 @@ def wait_for(what: str, condition: Callable[[], bool], limit: float, otherwise: 
 @contextlib.contextmanager
 def networked(size: int, *, ipv6: bool = False, **settings: Any) -> Iterator[tuple[Network, Fleet]]:
     """A fleet of `size` nodes, each on a host of its own, all of whom know the first two and a secret."""
-    settings = {"passphrase": SECRET, "join_timeout": 30.0, **settings}
+    settings = {"passphrase": SECRET, "join_timeout": 60.0, **settings}
     with Network(size, ipv6=ipv6) as network, Fleet(**settings) as fleet:
         seeds = [network.addr(0), network.addr(1)]
         for host in range(size):
