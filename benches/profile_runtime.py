@@ -85,7 +85,7 @@ def sampled(side: Side, kind: str, seconds: float, place: pathlib.Path) -> tuple
     parts: dict[str, float] = {}
     symbols: list[tuple[float, str]] = []
     for line in run(listing).splitlines():
-        found = re.match(r"\s*([\d.]+)%?\|([^|]*)\|(.*)", line)
+        found = re.match(r"\s*([\d.]+)%?\s*\|([^|]*)\|(.*)", line)
         if found:
             share = float(found[1]) / 100 * figures["cpu_us"]
             part = part_of(found[2].strip())
