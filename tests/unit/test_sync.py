@@ -378,7 +378,10 @@ def test_r13_a_program_that_just_ends_exits_cleanly(rest: str) -> None:
 
 
 def test_an_interrupt_cancels_the_call_that_waits() -> None:
+    # A process of a shell's background job is born with interrupts ignored, and so are its children.
     rest = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     one.sleep(60)
 except KeyboardInterrupt:
