@@ -93,9 +93,11 @@ def test_r10_get_or_create_in_a_loop_never_ends_at_a_dead_actor() -> None:
             try:
                 await one.who()
             except (ActorNotFoundError, ActorStoppedError):
-                # Stopped meanwhile by another loop. What it was is not found again.
-                again = await get_or_create(system)
-                assert again.actor_id != one.actor_id
+                # Stopped meanwhile by another loop. Its node's refusal may overtake the news that its name is gone,
+                # which comes within a second (M5).
+                async with asyncio.timeout(1.0):
+                    while (await get_or_create(system)).actor_id == one.actor_id:
+                        pass
                 continue
             answered += 1
             await system.stop(one)
