@@ -46,12 +46,18 @@ class Job:
             subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             for command, env in zip(commands, envs, strict=True)
         ]
+        said: list[str] = []
         try:
-            said = [process.communicate(timeout=LIMIT)[0] for process in started]
+            said.extend(process.communicate(timeout=LIMIT)[0] for process in started)
+        except subprocess.TimeoutExpired as late:
+            for process in started[len(said) :]:
+                process.kill()
+                said.append(process.communicate()[0])
+            raise AssertionError(f"not over within {LIMIT} s:\n" + "\n---\n".join(said)) from late
         finally:
             for process in started:
                 process.kill()
-                process.communicate()
+                process.wait()
         assert [process.returncode for process in started] == [0] * len(started), "\n".join(said)
         rows = [json.loads(line) for line in self.out.read_text().splitlines()]
         assert not [row["pid"] for row in rows if pathlib.Path(f"/proc/{row['pid']}").exists()]
