@@ -145,6 +145,6 @@ def test_the_reference_page_is_the_table() -> None:
 
 
 def test_every_setting_is_a_flag_and_only_they_are() -> None:
-    actor = typer.main.get_command(app).commands["actor"]  # type: ignore[attr-defined]
+    actor = typer.main.get_command(app).commands["actor"]
     options = {option.name for option in actor.params if option.opts[0].startswith("--")}
     assert options - {"name", "config", "show_help"} == {setting.name for setting in SETTINGS}

@@ -95,7 +95,7 @@ def test_the_guides_certificates_make_a_cluster_that_others_are_kept_out_of(
 )
 def test_settings_that_contradict_each_other_are_told(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)) as refused:
-        pul.SystemConfig(**settings)  # type: ignore[arg-type]
+        pul.SystemConfig(**settings)
     assert "horse" not in str(refused.value)
 
 
@@ -107,7 +107,7 @@ def test_an_argument_wins_over_certificates_of_the_environment(
 
     async def main() -> None:
         async def started(**settings: object) -> tuple[bool, bool, bool]:
-            config = (await pul.init("127.0.0.1:0", **settings)).config  # type: ignore[arg-type]
+            config = (await pul.init("127.0.0.1:0", **settings)).config
             await pul.shutdown()
             return config.cert == files["cert"], config.passphrase is not None, config.insecure
 

@@ -103,7 +103,7 @@ def test_outside_a_torchrun_job_it_says_what_is_missing(missing: str, monkeypatc
 def options(**said: object) -> Options:
     known = {"addr": None, "expected": None, "passphrase": None, "passphrase_file": None, "config": None}
     given = {name: said.pop(name, value) for name, value in known.items()}
-    return Options(**given, settings=said)  # type: ignore[arg-type]
+    return Options(**given, settings=said)
 
 
 def test_the_first_process_decides_on_the_secret_and_another_kind_is_refused() -> None:

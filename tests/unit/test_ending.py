@@ -371,7 +371,7 @@ def test_on_stop_has_a_deadline(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_an_actor_that_is_stopped_while_it_starts_ends_and_its_spawn_says_so() -> None:
     class Slow(Gate):
-        async def on_start(self) -> None:  # type: ignore[override]
+        async def on_start(self) -> None:
             await self.open.wait()
             self.log.append("start")
 

@@ -57,7 +57,7 @@ class Actor(pul.Actor):
 
 
 class SyncStop(Actor):
-    def on_stop(self) -> None:  # type: ignore[override]
+    def on_stop(self) -> None:
         self.hit("on_stop")
 
 

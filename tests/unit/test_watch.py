@@ -62,7 +62,7 @@ def test_r9_a_watch_tells_why_an_actor_ended_also_when_it_had() -> None:
             never = pul.ActorRef(system, system.node_id, pul.ActorId.generate())
             assert (await pul.watch(never)).reason == "not_found"
             with pytest.raises(TypeError, match="ActorRef or a proxy"):
-                pul.watch("name")  # type: ignore[arg-type]
+                pul.watch("name")
 
     run(main())
 
