@@ -1,0 +1,110 @@
+//! One request to one actor Worker.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use pulsing_core::{CallOptions, Error, ItemStream, Reply};
+
+use super::{Failure, Job, Placement};
+use crate::api::ApiError;
+use crate::pool::{Lease, Worker};
+use crate::protocol::{self, Deltas, Generate, Kind, Request};
+
+/// A Worker's stream that has begun.
+pub(super) struct Upstream {
+    pub(super) stream: ItemStream,
+    pub(super) first: Option<Deltas>,
+    pub(super) lease: Lease,
+    /// To begin again with elsewhere; `None` once the client sees the pieces.
+    pub(super) body: Option<Bytes>,
+    /// Workers that this request has lost before.
+    pub(super) lost: u32,
+}
+
+impl Placement {
+    pub(super) async fn attempt(
+        &self,
+        worker: &Arc<Worker>,
+        job: &Job,
+        body: Bytes,
+        lost: u32,
+    ) -> Result<Upstream, Failure> {
+        let again = (!job.stream).then(|| body.clone());
+        let lease = worker.lease();
+        let left = job.deadline.saturating_duration_since(Instant::now());
+        let generate = Generate {
+            api: job.api.wire_name().to_owned(),
+            request_id: job.request_id.clone(),
+            deadline_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1),
+            traceparent: job.traceparent.clone().unwrap_or_default(),
+            ..Generate::default()
+        };
+        let request = Request { version: protocol::VERSION, kind: Some(Kind::Generate(generate)) };
+        let options = CallOptions { timeout: Some(left), trace: job.traceparent.clone(), ..CallOptions::default() };
+        let payload = protocol::payload(&request, Some(body));
+        let reply = self.cluster.call(worker.target(), payload, options).await;
+        let mut stream = match reply.map_err(|error| self.classify(error))? {
+            Reply::Stream(stream) => stream,
+            Reply::Value(_) => return Err(broken("the worker answered with a value where a stream was due")),
+        };
+        match stream.next().await {
+            Some(Ok(item)) => {
+                let first = protocol::decode::<Deltas>(&item).map_err(|error| broken(&error))?;
+                Ok(Upstream { stream, first: Some(first), lease, body: again, lost })
+            }
+            Some(Err(error)) => Err(self.classify(error)),
+            None => Err(broken("the worker ended without an answer")),
+        }
+    }
+
+    pub(super) fn classify(&self, error: Error) -> Failure {
+        match error {
+            Error::ActorNotFound { .. }
+            | Error::ActorStopped { .. }
+            | Error::NodeNotFound { .. }
+            | Error::ConnectFailed { .. }
+            | Error::ConnectionLost { .. }
+            | Error::Refused { .. } => Failure::Lost(error.to_string()),
+            Error::Timeout { .. } => Failure::Final(ApiError::deadline(self.config.request_timeout.as_secs_f64())),
+            Error::ShutDown => Failure::Final(ApiError::draining()),
+            Error::MailboxFull { .. } => Failure::Unready(ApiError::worker_fault("its mailbox is full")),
+            Error::TooLarge { limit, .. } => {
+                Failure::Final(ApiError::too_large(usize::try_from(limit).unwrap_or(usize::MAX)))
+            }
+            Error::App(error) => {
+                let error = ApiError::from_worker(&error);
+                match error.status {
+                    503 => Failure::Unready(error),
+                    500.. => Failure::Failed(error),
+                    _ => Failure::Final(error),
+                }
+            }
+            other => broken(&format!("the call to the worker failed: {}", other.kind())),
+        }
+    }
+
+    /// What a failure in the middle of a stream tells the client.
+    pub(crate) fn cut(&self, worker: &Worker, failure: Failure) -> ApiError {
+        match failure {
+            Failure::Lost(error) => {
+                tracing::warn!(worker = %worker.target().actor, %error, "worker lost in the middle of a stream");
+                self.pool.suspect(worker);
+                ApiError::worker_fault("the worker was lost in the middle of its answer")
+            }
+            Failure::Unready(error) | Failure::Failed(error) | Failure::Final(error) => error,
+        }
+    }
+}
+
+pub(super) fn lost_too_often(lost: u32) -> ApiError {
+    let mut error = ApiError::worker_fault(format!(
+        "{lost} workers were lost while they worked on this request, one after another"
+    ));
+    error.no_retry = true;
+    error
+}
+
+pub(crate) fn broken(message: &str) -> Failure {
+    Failure::Failed(ApiError::worker_fault(message))
+}

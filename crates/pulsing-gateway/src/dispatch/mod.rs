@@ -1,0 +1,67 @@
+//! One request to one Worker, and to the next when that one fails before it has begun to answer (S4).
+//!
+//! | module      | holds                                                                  |
+//! |-------------|------------------------------------------------------------------------|
+//! | `place`     | which Worker, and which one next                                       |
+//! | `attempt`   | one request to one actor Worker, and what its errors mean              |
+//! | `source`    | the pieces of the answer, whatever they come from                      |
+
+mod attempt;
+mod place;
+mod source;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hyper::HeaderMap;
+
+use crate::api::{Api, ApiError};
+use crate::cluster::Cluster;
+use crate::config::GatewayConfig;
+use crate::metrics::Metrics;
+use crate::picker::PickRequest;
+use crate::policy::Policy;
+use crate::pool::Pool;
+
+pub(crate) use attempt::broken;
+pub(crate) use source::{Piece, Source};
+
+/// What placing a request needs.
+pub(crate) struct Placement {
+    pub(crate) cluster: Arc<dyn Cluster>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) config: GatewayConfig,
+    pub(crate) metrics: Metrics,
+}
+
+/// One client request, shared by its sub-requests.
+pub(crate) struct Job {
+    pub(crate) api: Api,
+    pub(crate) model: String,
+    /// The client named the model itself, and where.
+    pub(crate) names_model: bool,
+    pub(crate) model_at: Option<Range<usize>>,
+    pub(crate) stream: bool,
+    /// The client's headers, for engines.
+    pub(crate) headers: HeaderMap,
+    pub(crate) request_id: String,
+    pub(crate) traceparent: Option<String>,
+    pub(crate) affinity: Option<String>,
+    pub(crate) deadline: Instant,
+    /// For a scheduler outside.
+    pub(crate) pick: Option<PickRequest>,
+}
+
+/// How an attempt ended that gave no answer.
+pub(crate) enum Failure {
+    /// The Worker, or the way to it, is gone: nothing of the answer was seen, so another may give it.
+    Lost(String),
+    /// The Worker takes no requests now.
+    Unready(ApiError),
+    /// The Worker failed on this request.
+    Failed(ApiError),
+    /// To the client, as it is.
+    Final(ApiError),
+}

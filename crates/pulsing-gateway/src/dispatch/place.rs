@@ -1,0 +1,185 @@
+//! Which Worker takes a request, and which one next.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use bytes::Bytes;
+use pulsing_core::ActorId;
+use tokio::sync::oneshot;
+
+use super::attempt::{Upstream, lost_too_often};
+use super::{Failure, Job, Placement};
+use crate::api::ApiError;
+use crate::engine::Engine;
+use crate::metrics::Retry;
+use crate::policy::Hints;
+use crate::pool::{State, Worker};
+
+/// Who may take a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Takers {
+    Any,
+    /// It has several prompts and is still whole, which suits engines: when the choice falls on an actor it is to be
+    /// divided.
+    Undivided,
+    /// It is one of several prompts.
+    Actors,
+}
+
+/// Where a request went.
+pub(super) enum Placed {
+    Actor(Upstream),
+    Engine(Engine),
+    /// Nowhere: see [`Takers::Undivided`].
+    Divide,
+}
+
+impl Placement {
+    /// Sends `body` to a Worker and waits for the first piece of its answer.
+    pub(super) async fn place(
+        self: Arc<Self>,
+        job: Arc<Job>,
+        body: Bytes,
+        takers: Takers,
+        mut lost: u32,
+    ) -> Result<Placed, ApiError> {
+        let mut excluded: Vec<ActorId> = Vec::new();
+        let mut failed: Option<ApiError> = None;
+        let mut last_words: Option<String> = None;
+        let mut patience = None;
+        let mut versions = self.pool.versions();
+        loop {
+            versions.mark_unchanged();
+            let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
+            let Some(worker) = self.choose(&ready, &excluded, &job, takers).await else {
+                if let Some(error) = failed {
+                    return Err(error);
+                }
+                // Waiting pays only when somebody has just been lost: then another may be coming.
+                let hurt = lost > 0 || last_words.is_some() || self.pool.snapshot().count(State::Unreachable) > 0;
+                let until = *patience.get_or_insert_with(|| Instant::now() + self.config.worker_wait);
+                if hurt && tokio::time::timeout_at(until.into(), versions.changed()).await.is_ok_and(|ok| ok.is_ok()) {
+                    continue;
+                }
+                let mut why = self.pool.explain(&job.model);
+                if let Some(words) = last_words {
+                    why = format!("{why} The last one tried said: {words}");
+                }
+                return Err(ApiError::no_workers(&why));
+            };
+            let attempt = match worker.endpoint() {
+                Some(endpoint) => tokio::select! {
+                    answer = self.attempt_engine(&worker, endpoint, &job, body.clone()) => answer.map(Placed::Engine),
+                    () = self.gone(&worker, &job) => Err(Failure::Lost("the engine stopped answering".to_owned())),
+                },
+                None if takers == Takers::Undivided => return Ok(Placed::Divide),
+                None => self.attempt(&worker, &job, body.clone(), lost).await.map(Placed::Actor),
+            };
+            match attempt {
+                Ok(placed) => return Ok(placed),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Lost(error)) => {
+                    tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, %error, "lost before the first piece; trying another worker");
+                    self.pool.suspect(&worker);
+                    lost += 1;
+                    if lost >= self.config.max_attempts {
+                        return Err(lost_too_often(lost));
+                    }
+                    self.metrics.retry(Retry::Lost);
+                }
+                Err(Failure::Unready(error)) => {
+                    excluded.push(worker.target().actor);
+                    last_words = Some(error.message);
+                    self.metrics.retry(Retry::Unready);
+                }
+                Err(Failure::Failed(mut error)) => {
+                    // The same failure on two Workers is the request's own: do not carry it through the fleet.
+                    let again = failed.is_some();
+                    error.no_retry = true;
+                    if again {
+                        return Err(error);
+                    }
+                    tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, error = %error.message, "worker failed; trying another");
+                    excluded.push(worker.target().actor);
+                    failed = Some(error);
+                    self.metrics.retry(Retry::Failed);
+                }
+            }
+        }
+    }
+
+    /// Ends when an engine has been gone for so long that what it has not begun to answer is better sent to another one,
+    /// and there is another one. A connection to a process that hangs says nothing of it.
+    async fn gone(&self, worker: &Arc<Worker>, job: &Job) {
+        let mut versions = self.pool.versions();
+        let mut since = None;
+        loop {
+            versions.mark_unchanged();
+            let others = || {
+                let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
+                ready.iter().any(|other| !Arc::ptr_eq(other, worker))
+            };
+            since = (worker.state() == State::Failed && others()).then(|| since.unwrap_or_else(Instant::now));
+            let changed = match since.map(|since: Instant| since + self.config.take_back) {
+                Some(until) if Instant::now() >= until => return,
+                Some(until) => tokio::time::timeout_at(until.into(), versions.changed()).await.unwrap_or(Ok(())),
+                None => versions.changed().await,
+            };
+            if changed.is_err() {
+                // The pool is no more; the request goes on.
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    async fn choose(
+        &self,
+        ready: &Arc<[Arc<Worker>]>,
+        excluded: &[ActorId],
+        job: &Job,
+        takers: Takers,
+    ) -> Option<Arc<Worker>> {
+        let kept: Vec<Arc<Worker>>;
+        let candidates: &[Arc<Worker>] = if excluded.is_empty() && takers != Takers::Actors {
+            ready
+        } else {
+            let fits = |worker: &Worker| takers != Takers::Actors || worker.endpoint().is_none();
+            let left = ready.iter().filter(|worker| !excluded.contains(&worker.target().actor) && fits(worker));
+            kept = left.cloned().collect();
+            &kept
+        };
+        if candidates.is_empty() {
+            return None;
+        }
+        if let Some(worker) = self.ask_picker(candidates, job).await {
+            return Some(worker);
+        }
+        let hints = Hints { affinity: job.affinity.as_deref() };
+        candidates.get(self.policy.pick(candidates, hints)).cloned()
+    }
+
+    async fn ask_picker(&self, candidates: &[Arc<Worker>], job: &Job) -> Option<Arc<Worker>> {
+        let picker = self.config.picker.as_ref()?;
+        let (answer, pick) = oneshot::channel();
+        picker.pick(job.pick.clone()?, answer);
+        match tokio::time::timeout(self.config.picker_limit, pick).await {
+            Ok(Ok(None)) => None,
+            Ok(Ok(Some(actor))) => {
+                let found = candidates.iter().find(|worker| worker.target().actor == actor).cloned();
+                if found.is_none() {
+                    self.metrics.picker_failed.fetch_add(1, Relaxed);
+                }
+                found
+            }
+            Ok(Err(_)) => {
+                self.metrics.picker_failed.fetch_add(1, Relaxed);
+                None
+            }
+            Err(_) => {
+                self.metrics.picker_late.fetch_add(1, Relaxed);
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The pieces of an answer, from one Worker or from several.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+
+use super::attempt::{Upstream, lost_too_often};
+use super::place::{Placed, Takers};
+use super::{Failure, Job, Placement};
+use crate::api::ApiError;
+use crate::cluster::BoxFuture;
+use crate::engine::{Engine, EngineStream, Head, Whole};
+use crate::metrics::Retry;
+use crate::protocol::{self, Deltas, Usage};
+
+/// What comes of a request.
+pub(crate) enum Piece {
+    /// From an actor: to be written as the client's protocol has it.
+    Deltas(Deltas),
+    /// From an engine: the whole answer.
+    Whole(Box<Whole>),
+    /// From an engine: events as they are; with the first ones the head of its answer.
+    Events(Bytes, Option<Head>),
+    /// An engine's events are complete.
+    Complete(Option<Usage>),
+    /// The Worker was lost, another begins anew: what came of these choices does not count. Only where the client waits
+    /// for the whole answer.
+    Again(Range<u32>),
+}
+
+/// The pieces of one client request, from one Worker or, with several prompts, from several. Dropping it cancels them.
+pub(crate) struct Source {
+    placement: Arc<Placement>,
+    job: Arc<Job>,
+    subs: Vec<Sub>,
+    /// What the request is divided into if no engine takes it whole.
+    parts: Vec<Bytes>,
+    /// Choices a sub-request has.
+    n: u32,
+    next: usize,
+}
+
+enum Sub {
+    Waiting(BoxFuture<Result<Placed, ApiError>>),
+    Live(Box<Upstream>),
+    Engine(Box<EngineStream>),
+    Done,
+}
+
+enum Step {
+    Piece(Piece),
+    Divide,
+    /// The body, and how many Workers it has cost.
+    Again(Bytes, u32),
+}
+
+impl Source {
+    /// Places one sub-request a part; choice `c` of part `p` comes out as choice `p * n + c`. Engines get the client's
+    /// `body` whole.
+    pub(crate) fn new(placement: &Arc<Placement>, job: &Arc<Job>, body: Bytes, parts: Vec<Bytes>, n: u32) -> Self {
+        let (placement, job) = (Arc::clone(placement), Arc::clone(job));
+        let mut source = Self { placement, job, subs: Vec::new(), parts, n, next: 0 };
+        let ready = source.placement.pool.snapshot().ready_for(&source.job.model).unwrap_or_default();
+        if source.parts.len() == 1 {
+            source.subs = vec![source.waiting(body, Takers::Any, 0)];
+        } else if ready.iter().any(|worker| worker.endpoint().is_some()) {
+            source.subs = vec![source.waiting(body, Takers::Undivided, 0)];
+        } else {
+            source.divide();
+        }
+        source
+    }
+
+    fn waiting(&self, body: Bytes, takers: Takers, lost: u32) -> Sub {
+        Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), body, takers, lost)))
+    }
+    fn divide(&mut self) {
+        let parts = std::mem::take(&mut self.parts);
+        self.subs = parts.into_iter().map(|part| self.waiting(part, Takers::Actors, 0)).collect();
+    }
+
+    /// The next pieces; `None` when every sub-request is complete. Nothing follows an error.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
+        'again: loop {
+            let count = self.subs.len();
+            let mut live = false;
+            for step in 0..count {
+                let at = (self.next + step) % count;
+                match self.subs[at].poll(cx, &self.placement) {
+                    Poll::Ready(Some(Ok(Step::Divide))) => {
+                        self.divide();
+                        continue 'again;
+                    }
+                    Poll::Ready(Some(Ok(Step::Again(body, lost)))) => {
+                        // An engine's whole answer is no part of another.
+                        let takers = if count == 1 { Takers::Any } else { Takers::Actors };
+                        self.subs[at] = self.waiting(body, takers, lost);
+                        let first = at as u32 * self.n;
+                        return Poll::Ready(Some(Ok(Piece::Again(first..first + self.n))));
+                    }
+                    Poll::Ready(Some(Ok(Step::Piece(mut piece)))) => {
+                        if let Piece::Deltas(deltas) = &mut piece {
+                            for delta in &mut deltas.deltas {
+                                // A choice out of its own range must not pass for another sub-request's.
+                                delta.index =
+                                    if delta.index < self.n { at as u32 * self.n + delta.index } else { u32::MAX };
+                            }
+                        }
+                        // Turn by turn, so that one fast Worker does not hold back the others.
+                        self.next = at + usize::from(count > 1);
+                        return Poll::Ready(Some(Ok(piece)));
+                    }
+                    Poll::Ready(Some(Err(error))) => {
+                        self.subs.clear();
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                    Poll::Ready(None) => {}
+                    Poll::Pending => live = true,
+                }
+            }
+            return if live { Poll::Pending } else { Poll::Ready(None) };
+        }
+    }
+
+    pub(crate) async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+}
+
+impl Sub {
+    fn poll(&mut self, cx: &mut Context<'_>, placement: &Placement) -> Poll<Option<Result<Step, ApiError>>> {
+        let piece = |piece| Poll::Ready(Some(Ok(Step::Piece(piece))));
+        loop {
+            match self {
+                Self::Done => return Poll::Ready(None),
+                Self::Waiting(placing) => match placing.as_mut().poll(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Ok(Placed::Actor(upstream))) => *self = Self::Live(Box::new(upstream)),
+                    Poll::Ready(Ok(Placed::Engine(Engine::Whole(whole)))) => {
+                        *self = Self::Done;
+                        return piece(Piece::Whole(whole));
+                    }
+                    Poll::Ready(Ok(Placed::Engine(Engine::Stream(stream)))) => *self = Self::Engine(stream),
+                    Poll::Ready(Ok(Placed::Divide)) => {
+                        *self = Self::Done;
+                        return Poll::Ready(Some(Ok(Step::Divide)));
+                    }
+                    Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
+                },
+                Self::Live(upstream) => {
+                    if let Some(first) = upstream.first.take() {
+                        return piece(Piece::Deltas(first));
+                    }
+                    return match upstream.stream.poll_next(cx) {
+                        Poll::Pending => Poll::Pending,
+                        Poll::Ready(Some(Ok(item))) => match protocol::decode(&item) {
+                            Ok(deltas) => piece(Piece::Deltas(deltas)),
+                            Err(error) => Poll::Ready(Some(Err(ApiError::worker_fault(error)))),
+                        },
+                        Poll::Ready(Some(Err(error))) => {
+                            let (worker, failure) = (upstream.lease.worker(), placement.classify(error));
+                            let lost = upstream.lost + 1;
+                            Poll::Ready(Some(match (upstream.body.take(), failure) {
+                                (Some(_), Failure::Lost(_)) if lost >= placement.config.max_attempts => {
+                                    placement.pool.suspect(worker);
+                                    Err(lost_too_often(lost))
+                                }
+                                (Some(body), Failure::Lost(error)) => {
+                                    tracing::info!(worker = %worker.target().actor, %error, "lost before its answer was whole; trying another worker");
+                                    placement.pool.suspect(worker);
+                                    placement.metrics.retry(Retry::Lost);
+                                    Ok(Step::Again(body, lost))
+                                }
+                                (_, failure) => Err(placement.cut(worker, failure)),
+                            }))
+                        }
+                        Poll::Ready(None) => {
+                            *self = Self::Done;
+                            Poll::Ready(None)
+                        }
+                    };
+                }
+                Self::Engine(stream) => {
+                    return match stream.poll_next(cx, placement) {
+                        Poll::Pending => Poll::Pending,
+                        Poll::Ready(Some(Ok(bytes))) => piece(Piece::Events(bytes, stream.take_head())),
+                        Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
+                        Poll::Ready(None) => {
+                            let usage = stream.usage();
+                            *self = Self::Done;
+                            piece(Piece::Complete(usage))
+                        }
+                    };
+                }
+            }
+        }
+    }
+}
