@@ -164,18 +164,20 @@ class _Joining:
 
     async def run(self) -> ActorSystem:
         listen = await off_loop(self._listen)
-        away: tuple[str, ...] = ()
+        # All ever found away: with only the last ones, two sets of dead nodes would be named in turn for ever.
+        away: set[str] = set()
         tried: Exception | None = None
         deadline = self._options.deadline
         while True:
             entry = Entry()
             try:
-                entry = await self._enter(away)
+                entry = await self._enter(tuple(away))
                 system = await self._attempt(entry, listen)
                 if system is not None:
                     return system
             except (JoinError, RefusedError) as error:
-                tried, away = error, entry.seeds
+                tried = error
+                away.update(entry.seeds)
             except (self._ray.exceptions.RayActorError, TimeoutError) as error:
                 # It had just ended, or is being started anew elsewhere.
                 tried, self._meeting = error, None
@@ -196,6 +198,8 @@ class _Joining:
             if not entry.first:
                 await self._call("beat", system.addr)
         except BaseException:
+            # The rendezvous may have heard what we have no answer to. Nobody waits for this one.
+            self._meeting.leave.remote(system.addr)
             await system.shutdown(0)
             raise
         Beats(self._ray, system, lambda: self._find(self._terms), lambda lost: _bridge(system, lost)).start(
