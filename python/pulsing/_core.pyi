@@ -888,15 +888,8 @@ def start_gateway(
     bridge: Bridge,
     token: int,
     *,
-    http_host: str,
-    http_port: int,
-    model_name: str,
-    worker_name: str,
-    scheduler_type: str,
+    settings: str,
     scheduler: tuple[bytes, bytes] | None = None,
-    max_body: int | None = None,
-    max_requests: int | None = None,
-    request_timeout: float | None = None,
 ) -> None:
     """Starts a gateway on `system` and reports it, or why it cannot listen, to `token`.
 
@@ -904,18 +897,11 @@ def start_gateway(
         system: The node whose workers it serves.
         bridge: Where it reports.
         token: To whom.
-        http_host: Address to listen on.
-        http_port: Port; 0 = any.
-        model_name: Public alias of the model.
-        worker_name: Name that the workers serve under.
-        scheduler_type: One of `SCHEDULER_TYPES`.
+        settings: JSON object: `pulsing.serving._router_settings` by name, times in seconds, sizes in bytes.
         scheduler: (node id, actor id) of an actor that chooses; none: the policy does.
-        max_body: Largest request body in bytes.
-        max_requests: Requests in flight at most.
-        request_timeout: Longest request in seconds.
 
     Raises:
-        ValueError: An unknown scheduler type, or a negative time.
+        ValueError: A setting that cannot be read.
     """
 
 def check_scheduler_type(name: str) -> None:

@@ -4,43 +4,58 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Deserializer, de};
+
 use crate::picker::ExternalPicker;
 use crate::policy::PolicyKind;
 
-/// Settings of one gateway.
-#[derive(Clone)]
+/// Settings of one gateway. In JSON, as the Router hands them over, names are the Router's and times are in seconds; what
+/// is left out has its default.
+#[derive(Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
     /// Host name or address to listen on. Default `0.0.0.0`.
+    #[serde(rename = "http_host")]
     pub host: String,
     /// Port; 0 takes a free one. Default 8080.
+    #[serde(rename = "http_port")]
     pub port: u16,
     /// Public name of whatever serves under `worker_name` (S7). Default `pulsing-model`.
     pub model_name: String,
     /// Name the Workers are registered under. Default `worker`.
     pub worker_name: String,
     /// How a Worker is chosen. Default `stream_load`.
+    #[serde(rename = "scheduler_type", deserialize_with = "policy")]
     pub policy: PolicyKind,
     /// Asked before the policy (S1).
+    #[serde(skip)]
     pub picker: Option<Arc<dyn ExternalPicker>>,
     /// How long `picker` may take for one request before the policy decides. Default 50 ms.
+    #[serde(deserialize_with = "seconds")]
     pub picker_limit: Duration,
     /// Largest request body in bytes. Default 64 MiB, which holds a 33 MB image in base64.
     pub max_body: usize,
     /// Requests in the house at once, running or waiting; more are refused with 503 (S6). Default 4096.
     pub max_requests: usize,
     /// Limit of one request from arrival to its last byte. Default 600 s, the openai clients' own limit.
+    #[serde(deserialize_with = "seconds")]
     pub request_timeout: Duration,
     /// How long a connection may take to send a request head, and may stay idle between requests. Default 120 s: longer
     /// than the keep-alive of common clients (Go 90 s), so that it is the client that closes.
+    #[serde(deserialize_with = "seconds")]
     pub header_timeout: Duration,
     /// How long a body may pause while it is read. Default 30 s.
+    #[serde(deserialize_with = "seconds")]
     pub body_timeout: Duration,
     /// Silence on a stream after which a comment line keeps proxies from cutting it. Default 15 s.
+    #[serde(deserialize_with = "seconds")]
     pub ping_interval: Duration,
     /// How long a request waits for another Worker when the one it was on is lost. Default 1 s.
+    #[serde(deserialize_with = "seconds")]
     pub worker_wait: Duration,
     /// How long an engine server must have been gone before requests that it has not begun to answer are taken back and
     /// sent elsewhere. Default 10 s: a process that is only busy comes back sooner.
+    #[serde(deserialize_with = "seconds")]
     pub take_back: Duration,
     /// Workers that one request is tried on at most. Default 5.
     pub max_attempts: u32,
@@ -70,6 +85,25 @@ impl Default for GatewayConfig {
             cors: true,
         }
     }
+}
+
+impl GatewayConfig {
+    /// Reads the settings from a JSON object.
+    ///
+    /// # Errors
+    /// [`GatewayError::Config`] names what cannot be read.
+    pub fn from_json(text: &str) -> Result<Self, GatewayError> {
+        serde_json::from_str(text).map_err(|error| GatewayError::Config(error.to_string()))
+    }
+}
+
+fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    Duration::try_from_secs_f64(value).map_err(|error| de::Error::custom(format!("{value} s: {error}")))
+}
+
+fn policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyKind, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
 
 impl fmt::Debug for GatewayConfig {

@@ -14,6 +14,7 @@ from typing import Any
 from pulsing.cli._argv import canonical
 from pulsing.cli._errors import FailureError, MisuseError, nearest
 from pulsing.core import _convert
+from pulsing.core._settings import Setting, Size
 
 _EMPTY = inspect.Parameter.empty
 
@@ -39,7 +40,8 @@ class Constructor:
     """What a class can be started with. `extra` is set when it takes any further keyword.
 
     Such a class may say which keywords those are (`__pulsing_keywords__`, a classmethod: name to annotation). It is
-    asked only when it is to be started, as the answer may need what is not installed.
+    asked only when it is to be started, as the answer may need what is not installed. A class with a table of settings
+    (`__pulsing_settings__`, rows as in `pulsing.core._settings`) has their types, defaults and meanings from there.
     """
 
     class_name: str
@@ -70,7 +72,18 @@ def constructor_of(cls: type[Any], class_name: str) -> Constructor:
             ):
                 annotation = type(parameter.default)
             params[parameter.name] = Param(parameter.name, annotation, parameter.default, docs.get(parameter.name, ""))
+    if table := getattr(cls, "__pulsing_settings__", ()):
+        others = {setting.name: _of_setting(setting) for setting in table}
+        return Constructor(class_name, {**params, **others}, extra=False)
     return Constructor(class_name, params, extra, getattr(cls, "__pulsing_keywords__", None) if extra else None)
+
+
+def _of_setting(setting: Setting) -> Param:
+    # A size is a number, or text that the setting reads itself.
+    annotation = int | str if setting.annotation is Size else setting.annotation
+    unit = f" [{setting.unit}]" if setting.unit else ""
+    doc = f"{setting.doc[0].upper()}{setting.doc[1:]}{unit}. Variable: {setting.env}.".replace("`", "")
+    return Param(setting.name, annotation, setting.default, doc)
 
 
 def arguments(

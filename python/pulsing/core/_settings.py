@@ -27,7 +27,14 @@ MAX_MESSAGE = 4 << 30
 _OTHER_VARIABLES = frozenset(
     {PASSPHRASE, CONFIG, "PULSING_LOG", "PULSING_DEBUG_COPY", "PULSING_BRIDGE_PIPE", "PULSING_FLEET_DIR"}
 )
-_OTHER_FAMILIES = ("PULSING_BENCH_", "PULSING_FLEET_", "PULSING_TEST_", "PULSING_SIM_", "PULSING_CHAOS_")
+_OTHER_FAMILIES = (
+    "PULSING_BENCH_",
+    "PULSING_FLEET_",
+    "PULSING_ROUTER_",
+    "PULSING_TEST_",
+    "PULSING_SIM_",
+    "PULSING_CHAOS_",
+)
 # What Kubernetes sets in every container for a service whose name begins with "pulsing".
 _KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 # In bytes. What is longer is another file, or a device that never ends.
@@ -122,7 +129,7 @@ def _size(raw: Any) -> int:
     return int(match[1]) * _UNITS[match[2].lower()]
 
 
-def _number(low: float, high: float = math.inf, *, above: bool = False, whole: bool = False) -> Callable[[Any], bool]:
+def number(low: float, high: float = math.inf, *, above: bool = False, whole: bool = False) -> Callable[[Any], bool]:
     kinds = (int,) if whole else (int, float)
 
     def fits(value: Any) -> bool:
@@ -133,7 +140,7 @@ def _number(low: float, high: float = math.inf, *, above: bool = False, whole: b
     return fits
 
 
-def _text(value: Any) -> bool:
+def text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
@@ -146,7 +153,7 @@ def _seconds(name: str, default: float, doc: str, **more: Any) -> Setting:
         "s",
         f"{doc}; 0 (None): for ever",
         "seconds above 0, or None for ever",
-        _number(0, above=True),
+        number(0, above=True),
         endless=True,
         **more,
     )
@@ -164,7 +171,7 @@ SETTINGS: tuple[Setting, ...] = (
         "host:port",
         "where to listen; none: a free port on the interface that reaches the first seed",
         "host:port",
-        _text,
+        text,
     ),
     Setting(
         "advertise",
@@ -173,7 +180,7 @@ SETTINGS: tuple[Setting, ...] = (
         "host:port",
         "where others reach this node, if not at `addr` (NAT, containers); port 0: the one it listens on",
         "host:port",
-        _text,
+        text,
     ),
     Setting(
         "seeds",
@@ -183,7 +190,7 @@ SETTINGS: tuple[Setting, ...] = (
         "nodes to join, separated by commas: `host:port`, `k8s://service.namespace:port`, `file:///path`; none: this "
         "is the first node",
     ),
-    Setting("cluster", str, "default", "", "name of the cluster; nodes of another name are refused", "a name", _text),
+    Setting("cluster", str, "default", "", "name of the cluster; nodes of another name are refused", "a name", text),
     Setting(
         "passphrase_file",
         str | None,
@@ -232,7 +239,7 @@ SETTINGS: tuple[Setting, ...] = (
         "s",
         "how long a connection may take to say what it is, and to prove it",
         "seconds above 0",
-        _number(0, above=True),
+        number(0, above=True),
     ),
     Setting(
         "max_handshakes",
@@ -241,7 +248,7 @@ SETTINGS: tuple[Setting, ...] = (
         "connections",
         "how many may be doing so; beyond, the oldest of the address that holds the most is closed",
         "1 or more",
-        _number(1, whole=True),
+        number(1, whole=True),
     ),
     Setting(
         "max_observers",
@@ -250,7 +257,7 @@ SETTINGS: tuple[Setting, ...] = (
         "connections",
         "how many observers are served at once; others get a 503",
         "1 or more",
-        _number(1, whole=True),
+        number(1, whole=True),
     ),
     Setting(
         "preset",
@@ -270,7 +277,7 @@ SETTINGS: tuple[Setting, ...] = (
         "s",
         "how long an actor's `on_stop` may take",
         "seconds above 0",
-        _number(0, above=True),
+        number(0, above=True),
     ),
     Setting(
         "stop_grace",
@@ -279,7 +286,7 @@ SETTINGS: tuple[Setting, ...] = (
         "s",
         "what running handlers get to finish when their actor or the node stops",
         "seconds, 0 or more",
-        _number(0),
+        number(0),
         serving=30.0,
     ),
     _seconds("process_start_timeout", 30.0, "how long the process of an actor (`new_process=True`) takes to join"),
@@ -290,7 +297,7 @@ SETTINGS: tuple[Setting, ...] = (
         "messages",
         "how many may wait in front of an actor",
         "16 to 1000000 messages",
-        _number(16, 1_000_000, whole=True),
+        number(16, 1_000_000, whole=True),
     ),
     Setting(
         "max_concurrency",
@@ -299,7 +306,7 @@ SETTINGS: tuple[Setting, ...] = (
         "handlers",
         "how many of one actor may interleave",
         "1 or more",
-        _number(1, whole=True),
+        number(1, whole=True),
     ),
     Setting(
         "max_message",
@@ -308,7 +315,7 @@ SETTINGS: tuple[Setting, ...] = (
         "bytes",
         "largest message sent, or accepted from a peer; `64MiB` and the like are understood",
         "1024 bytes or more",
-        _number(1024, whole=True),
+        number(1024, whole=True),
     ),
     _seconds("stream_idle", 300.0, "how long a stream may bring its consumer nothing before it fails"),
     Setting(
@@ -318,12 +325,12 @@ SETTINGS: tuple[Setting, ...] = (
         "restarts",
         "how many an actor with a restart policy gets within `restart_window`",
         "0 or more",
-        _number(0, whole=True),
+        number(0, whole=True),
     ),
     Setting(
-        "min_backoff", float, 0.1, "s", "wait before the first restart of a series", "seconds, 0 or more", _number(0)
+        "min_backoff", float, 0.1, "s", "wait before the first restart of a series", "seconds, 0 or more", number(0)
     ),
-    Setting("max_backoff", float, 30.0, "s", "longest wait before a restart", "seconds, 0 or more", _number(0)),
+    Setting("max_backoff", float, 30.0, "s", "longest wait before a restart", "seconds, 0 or more", number(0)),
     Setting(
         "restart_window",
         float,
@@ -331,7 +338,7 @@ SETTINGS: tuple[Setting, ...] = (
         "s",
         "over which restarts are counted",
         "seconds above 0",
-        _number(0, above=True),
+        number(0, above=True),
     ),
     Setting(
         "watchdog",
@@ -340,7 +347,7 @@ SETTINGS: tuple[Setting, ...] = (
         "s",
         "how long the event loop may be blocked before what blocks it is logged; 0 (None): off",
         "seconds above 0, or None for off",
-        _number(0, above=True),
+        number(0, above=True),
         endless=True,
     ),
     Setting(
@@ -383,7 +390,7 @@ def given(config: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> 
     path = config or environ.get(CONFIG) or None
     values: dict[str, Any] = {}
     if path:
-        for key, raw in _file(path).items():
+        for key, raw in read_file(path, BY_NAME).items():
             values[key] = BY_NAME[key].read(raw, f"{path}: {key}")
     for setting in SETTINGS:
         if environ.get(setting.env):
@@ -402,13 +409,18 @@ def check_variables(environ: Mapping[str, str]) -> None:
     for name in environ:
         if not name.startswith("PULSING_") or name in known or name.startswith(_OTHER_FAMILIES):
             continue
-        if _KUBERNETES.search(name):
+        if of_kubernetes(name):
             continue
         # What all of them begin with makes none of them alike.
         hint = nearest(name.removeprefix("PULSING_"), (one.removeprefix("PULSING_") for one in known), cutoff=0.75)
         if hint:
             meant = hint.replace("did you mean ", "did you mean PULSING_")
             raise ConfigError(f"{name} is no setting{meant} If it is not meant for Pulsing, rename it")
+
+
+def of_kubernetes(name: str) -> bool:
+    """Whether a variable is one that Kubernetes sets for a service, whatever the service is called."""
+    return _KUBERNETES.search(name) is not None
 
 
 def check_security(passphrase: object, cert: object, key: object, ca: object, insecure: bool) -> None:
@@ -434,7 +446,16 @@ def check_security(passphrase: object, cert: object, key: object, ca: object, in
         raise ConfigError(f"{given[0]} and {given[1]} exclude each other: a cluster has one secret, or it has none")
 
 
-def _file(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_file(path: str | os.PathLike[str], known: Iterable[str]) -> dict[str, Any]:
+    """What stands in a TOML file.
+
+    Args:
+        path: Where it is.
+        known: The keys that may stand there.
+
+    Raises:
+        ConfigError: It cannot be read (the cause is an OSError if it cannot be opened), is no TOML, has another key.
+    """
     import tomllib
 
     try:
@@ -444,9 +465,10 @@ def _file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    keys = list(known)
     for key in found:
-        if key not in BY_NAME:
-            raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, BY_NAME)}\nKeys: {', '.join(BY_NAME)}")
+        if key not in keys:
+            raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, keys)}\nKeys: {', '.join(keys)}")
     return found
 
 

@@ -6,17 +6,21 @@ import asyncio
 import inspect
 import json
 import logging
+import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pulsing import _core
 from pulsing.core import Actor, Message
 from pulsing.core._actor import cell_of
 from pulsing.exceptions import ConfigError
+from pulsing.serving import _router_settings as table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from typing import Unpack
 
     from pulsing.core import ActorId, ActorRef, ActorSystem, InboundCall
+    from pulsing.serving._router_settings import RouterSettings
     from pulsing.serving._schedulers import Scheduler
 
 __all__ = ["Router", "RouterRunner", "start_router", "stop_router"]
@@ -25,18 +29,6 @@ _log = logging.getLogger("pulsing.serving")
 
 # A pick that is no id: the gateway counts the scheduler as failed for this request, and lets its policy decide.
 _FAILED = ""
-
-
-def _check(http_port: int, scheduler_type: str, **positive: float) -> None:
-    if not 0 <= http_port <= 65535:
-        raise ConfigError(f"http_port={http_port}: expected a port from 0 (any free one) to 65535")
-    try:
-        _core.check_scheduler_type(scheduler_type)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    for name, value in positive.items():
-        if not value > 0:
-            raise ConfigError(f"{name}={value}: expected more than 0")
 
 
 class _SchedulerActor(Actor):
@@ -82,7 +74,8 @@ async def _maybe(hook: Callable[[], Any] | None) -> None:
 class RouterRunner:
     """A running Router that is no actor, as `start_router` returns it."""
 
-    def __init__(self, system: ActorSystem, gateway: _core.Gateway, picker: ActorRef | None) -> None:
+    def __init__(self, system: ActorSystem, gateway: _core.Gateway, picker: ActorRef | None, grace: float) -> None:
+        self._grace = grace
         self._system = system
         self._gateway = gateway
         self._picker = picker
@@ -97,36 +90,39 @@ class RouterRunner:
         """The port alone."""
         return self._gateway.port
 
-    async def stop(self, grace: float = 30.0) -> None:
-        """Stops accepting, lets requests finish for up to `grace` seconds, then cuts what is left."""
+    async def stop(self, grace: float | None = None) -> None:
+        """Stops accepting, lets requests finish for up to `grace` seconds, then cuts what is left. None: the Router's
+        `drain_timeout`."""
+        if grace is None:
+            grace = self._grace
         await self._system.run_core(lambda _, bridge, token: self._gateway.shutdown(bridge, token, grace))
         if self._picker is not None:
             picker, self._picker = self._picker, None
             await self._system.stop(picker)
 
 
-async def _start(
-    system: ActorSystem, scheduler: Scheduler | None, http_host: str, http_port: int, **settings: Any
-) -> RouterRunner:
+async def _start(system: ActorSystem, scheduler: Scheduler | None, settings: Mapping[str, Any]) -> RouterRunner:
     picker = None
     if scheduler is not None:
         picker = await system.spawn(_SchedulerActor(scheduler), _internal=True)
     address = None if picker is None else (picker.node_id.raw, picker.actor_id.raw)
+    handed = json.dumps(table.of_the_gateway(settings))
     try:
         gateway = await system.run_core(
-            lambda core, bridge, token: _core.start_gateway(
-                core, bridge, token, http_host=http_host, http_port=http_port, scheduler=address, **settings
-            )
+            lambda core, bridge, token: _core.start_gateway(core, bridge, token, settings=handed, scheduler=address)
         )
     except BaseException:
         if picker is not None:
             await system.stop(picker)
         raise
-    return RouterRunner(system, gateway, picker)
+    return RouterRunner(system, gateway, picker, settings["drain_timeout"])
 
 
 class Router(Actor):
     """Serves OpenAI's API over HTTP in front of the Workers that serve under one name.
+
+    Every setting may also come from a variable (``PULSING_ROUTER_HTTP_PORT``) or from the file `config`; an argument
+    comes first, then the variable, the file, the default. `docs/reference/router.md` lists them all.
 
     Args:
         http_host: Address to listen on; ``0.0.0.0`` is every interface.
@@ -134,43 +130,43 @@ class Router(Actor):
         model_name: Public name of whatever the workers serve; their own model names are accepted too.
         worker_name: Name the workers are registered under.
         scheduler_type: stream_load (least pushed load), round_robin, random, power_of_two or consistent_hash.
-        max_requests: Requests in the house at once, running or waiting; more are answered 503.
-        max_body: Largest request body in bytes.
-        request_timeout: Seconds one request may take from arrival to its last byte.
-        drain_timeout: Seconds that running requests get to finish when the Router stops.
+        config: TOML file of settings. Variable: PULSING_ROUTER_CONFIG.
+        settings: Any other setting by name.
+
+    Raises:
+        ConfigError: A value that does not fit, or a setting that there is not; named with its source.
     """
 
     default_name: ClassVar[str] = "router"
     """Name that ``pulsing actor`` gives it: a Router must not pass for one of its workers."""
 
+    __pulsing_settings__: ClassVar[tuple[table.RouterSetting, ...]] = table.SETTINGS
+
     def __init__(
         self,
-        http_host: str = "0.0.0.0",
-        http_port: int = 8080,
-        model_name: str = "pulsing-model",
-        worker_name: str = "worker",
-        scheduler_type: str = "stream_load",
+        http_host: str | None = None,
+        http_port: int | None = None,
+        model_name: str | None = None,
+        worker_name: str | None = None,
+        scheduler_type: str | None = None,
         *,
-        max_requests: int = 4096,
-        max_body: int = 64 * 1024 * 1024,
-        request_timeout: float = 600.0,
-        drain_timeout: float = 30.0,
+        config: str | os.PathLike[str] | None = None,
+        **settings: Unpack[RouterSettings],
     ) -> None:
-        _check(http_port, scheduler_type, max_requests=max_requests, max_body=max_body, request_timeout=request_timeout)
-        if drain_timeout < 0:
-            raise ConfigError(f"drain_timeout={drain_timeout}: expected seconds, 0 or more")
-        for name, value in (("model_name", model_name), ("worker_name", worker_name)):
-            if not value:
-                raise ConfigError(f"{name} must not be empty")
-        self.http_host = http_host
-        self.http_port = http_port
-        self.model_name = model_name
-        self.worker_name = worker_name
-        self.scheduler_type = scheduler_type
-        self.max_requests = max_requests
-        self.max_body = max_body
-        self.request_timeout = request_timeout
-        self.drain_timeout = drain_timeout
+        first = {
+            "http_host": http_host,
+            "http_port": http_port,
+            "model_name": model_name,
+            "worker_name": worker_name,
+            "scheduler_type": scheduler_type,
+        }
+        self._settings = table.resolve({**first, **settings}, None if config is None else os.fspath(config))
+        self.http_host: str = self._settings["http_host"]
+        self.http_port: int = self._settings["http_port"]
+        self.model_name: str = self._settings["model_name"]
+        self.worker_name: str = self._settings["worker_name"]
+        self.scheduler_type: str = self._settings["scheduler_type"]
+        self.drain_timeout: float = self._settings["drain_timeout"]
         self._runner: RouterRunner | None = None
 
     def scheduler(self, system: ActorSystem) -> Scheduler | None:
@@ -199,18 +195,7 @@ class Router(Actor):
                 f"this Router is named {cell.name!r}, the name of the workers it routes to: give it another name "
                 f"(--name {self.default_name}), or look for workers under another one (--worker_name)"
             )
-        self._runner = await _start(
-            cell.system,
-            self.scheduler(cell.system),
-            self.http_host,
-            self.http_port,
-            model_name=self.model_name,
-            worker_name=self.worker_name,
-            scheduler_type=self.scheduler_type,
-            max_requests=self.max_requests,
-            max_body=self.max_body,
-            request_timeout=self.request_timeout,
-        )
+        self._runner = await _start(cell.system, self.scheduler(cell.system), self._settings)
         # With port 0 only now known.
         self.set_metadata(http=self._runner.addr)
         _log.info("Router serves %r on http://%s for workers named %r", self.model_name, self.addr, self.worker_name)
@@ -243,13 +228,16 @@ class Router(Actor):
 
 async def start_router(
     system: ActorSystem,
-    http_host: str = "0.0.0.0",
-    http_port: int = 8080,
-    model_name: str = "pulsing-model",
-    worker_name: str = "worker",
-    scheduler_type: str = "stream_load",
+    http_host: str | None = None,
+    http_port: int | None = None,
+    model_name: str | None = None,
+    worker_name: str | None = None,
+    scheduler_type: str | None = None,
     scheduler: Scheduler | None = None,
     scheduler_class: Callable[..., Scheduler] | None = None,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    **settings: Unpack[RouterSettings],
 ) -> RouterRunner:
     """Starts a Router on `system` without an actor around it. End it with `stop_router`.
 
@@ -262,29 +250,30 @@ async def start_router(
         scheduler_type: The policy; also what decides when a scheduler is late or returns None.
         scheduler: Decides in Python before the policy does.
         scheduler_class: Called with `(system, worker_name)` to make one.
+        config: TOML file of settings, as for `Router`; variables count too.
+        settings: Any other setting of a `Router` by name; `drain_timeout` is what `RouterRunner.stop` waits by default.
 
     Raises:
         ConfigError: An argument makes no sense.
         BindError: The port is taken.
     """
-    _check(http_port, scheduler_type)
+    first = {
+        "http_host": http_host,
+        "http_port": http_port,
+        "model_name": model_name,
+        "worker_name": worker_name,
+        "scheduler_type": scheduler_type,
+    }
+    values = table.resolve({**first, **settings}, None if config is None else os.fspath(config))
     if scheduler is not None and scheduler_class is not None:
         raise ConfigError("scheduler and scheduler_class exclude each other: give one of them")
     if scheduler_class is not None:
-        scheduler = scheduler_class(system, worker_name)
+        scheduler = scheduler_class(system, values["worker_name"])
     if scheduler is not None and not callable(getattr(scheduler, "select_worker", None)):
         raise ConfigError(f"scheduler={scheduler!r} has no select_worker(request_text, headers)")
-    return await _start(
-        system,
-        scheduler,
-        http_host,
-        http_port,
-        model_name=model_name,
-        worker_name=worker_name,
-        scheduler_type=scheduler_type,
-    )
+    return await _start(system, scheduler, values)
 
 
-async def stop_router(runner: RouterRunner, grace: float = 30.0) -> None:
-    """Ends a Router of `start_router`; requests under way get `grace` seconds to finish."""
+async def stop_router(runner: RouterRunner, grace: float | None = None) -> None:
+    """Ends a Router of `start_router`; requests under way get `grace` seconds (None: its `drain_timeout`) to finish."""
     await runner.stop(grace)

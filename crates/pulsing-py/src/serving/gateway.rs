@@ -74,43 +74,21 @@ pub(crate) fn check_scheduler_type(name: &str) -> PyResult<()> {
     policy(name).map(|_| ())
 }
 
-/// Starts a gateway on `system` and reports it, or why it cannot listen, to `token`. Times in seconds, sizes in bytes.
+/// Starts a gateway on `system` and reports it, or why it cannot listen, to `token`. `settings` is a JSON object: what
+/// `GatewayConfig` reads.
 #[pyfunction]
-#[pyo3(signature = (system, bridge, token, *, http_host, http_port, model_name, worker_name, scheduler_type, scheduler = None, max_body = None, max_requests = None, request_timeout = None))]
+#[pyo3(signature = (system, bridge, token, *, settings, scheduler = None))]
 pub(crate) fn start_gateway(
     system: &System,
     bridge: &Bridge,
     token: u64,
-    http_host: String,
-    http_port: u16,
-    model_name: String,
-    worker_name: String,
-    scheduler_type: &str,
+    settings: &str,
     scheduler: Option<(Vec<u8>, Vec<u8>)>,
-    max_body: Option<usize>,
-    max_requests: Option<usize>,
-    request_timeout: Option<f64>,
 ) -> PyResult<()> {
     check_fork()?;
     let core = system.core();
     let runtime = system.runtime();
-    let mut config = GatewayConfig {
-        host: http_host,
-        port: http_port,
-        model_name,
-        worker_name,
-        policy: policy(scheduler_type)?,
-        ..GatewayConfig::default()
-    };
-    if let Some(bytes) = max_body {
-        config.max_body = bytes;
-    }
-    if let Some(requests) = max_requests {
-        config.max_requests = requests;
-    }
-    if let Some(limit) = request_timeout {
-        config.request_timeout = seconds("request_timeout", limit)?;
-    }
+    let mut config = GatewayConfig::from_json(settings).map_err(|error| PyValueError::new_err(text(&error)))?;
     if let Some((node, actor)) = scheduler {
         let bad = |error: Error| PyValueError::new_err(format!("scheduler: {error}"));
         let target =

@@ -1,0 +1,192 @@
+"""The settings of a Router, once: what arguments, flags, ``PULSING_ROUTER_*`` and files give, and the docs list.
+
+One value comes from the first of these that gives it: the argument or flag, the variable, the file (``--config``,
+``PULSING_ROUTER_CONFIG``), the default. `docs/reference/router.md` is this table for people; a test keeps
+the two aligned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from pulsing import _core
+from pulsing.core._settings import Setting, Size, nearest, number, of_kubernetes, read_file, text
+from pulsing.exceptions import ConfigError
+
+CONFIG = "PULSING_ROUTER_CONFIG"
+_FAMILY = "PULSING_ROUTER_"
+
+
+@dataclasses.dataclass(frozen=True)
+class RouterSetting(Setting):
+    """One row: argument, key and flag `name`, variable ``PULSING_ROUTER_NAME``.
+
+    Args:
+        variable: Its variable, where it is another one.
+        of_the_gateway: Whether the native server takes it.
+    """
+
+    variable: str = ""
+    of_the_gateway: bool = True
+
+    @property
+    def env(self) -> str:
+        """Its variable."""
+        return self.variable or f"{_FAMILY}{self.name.upper()}"
+
+
+class RouterSettings(TypedDict, total=False):
+    """What `Router` and `start_router` take by name, beside their first five arguments. None: as if not given."""
+
+    max_requests: int | None
+    max_body: int | str | None
+    request_timeout: float | None
+    header_timeout: float | None
+    body_timeout: float | None
+    ping_interval: float | None
+    worker_wait: float | None
+    take_back: float | None
+    max_attempts: int | None
+    drain_timeout: float | None
+
+
+def _scheduler_type(value: Any) -> bool:
+    try:
+        _core.check_scheduler_type(value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return True
+
+
+def _seconds(name: str, default: float, doc: str, *, zero: bool = False, **more: Any) -> RouterSetting:
+    expects = "seconds, 0 or more" if zero else "seconds, more than 0"
+    return RouterSetting(name, float, default, "s", doc, expects, number(0, above=not zero), **more)
+
+
+def _count(name: str, default: int, unit: str, doc: str) -> RouterSetting:
+    return RouterSetting(name, int, default, unit, doc, "1 or more", number(1, whole=True))
+
+
+def _size(name: str, default: int, doc: str) -> RouterSetting:
+    doc = f"{doc}; `64MiB` and the like are understood"
+    return RouterSetting(name, Size, default, "bytes", doc, "1 byte or more", number(1, whole=True))
+
+
+SETTINGS: tuple[RouterSetting, ...] = (
+    RouterSetting(
+        "http_host", str, "0.0.0.0", "", "address to listen on; `0.0.0.0` is every interface", "a host name", text
+    ),
+    RouterSetting(
+        "http_port",
+        int,
+        8080,
+        "",
+        "port to listen on; 0 takes a free one",
+        "a port from 0 (any free one) to 65535",
+        number(0, 65535, whole=True),
+    ),
+    RouterSetting(
+        "model_name",
+        str,
+        "pulsing-model",
+        "",
+        "public name of whatever the workers serve; their own model names are accepted too",
+        "a name; it must not be empty",
+        text,
+    ),
+    RouterSetting(
+        "worker_name",
+        str,
+        "worker",
+        "",
+        "name the workers are registered under",
+        "a name; it must not be empty",
+        text,
+    ),
+    RouterSetting(
+        "scheduler_type",
+        str,
+        "stream_load",
+        "",
+        "how a worker is chosen: `stream_load` (least pushed load), `round_robin`, `random`, `power_of_two`, "
+        "`consistent_hash`",
+        "the name of a policy",
+        _scheduler_type,
+    ),
+    _count(
+        "max_requests", 4096, "requests", "requests in the house at once, running or waiting; more are answered 503"
+    ),
+    _size("max_body", 64 << 20, "largest request body; a larger one is answered 413"),
+    _seconds("request_timeout", 600.0, "how long one request may take from arrival to its last byte"),
+    _seconds(
+        "header_timeout",
+        120.0,
+        "how long a connection may take to send a request's head, and may stay idle between requests",
+    ),
+    _seconds("body_timeout", 30.0, "how long a request's body may pause while it is read"),
+    _seconds("ping_interval", 15.0, "silence on a stream after which a comment line keeps proxies from cutting it"),
+    _seconds(
+        "worker_wait", 1.0, "how long a request waits for another worker when the one it was on is lost", zero=True
+    ),
+    _seconds(
+        "take_back",
+        10.0,
+        "how long an engine server must have been gone before what it has not begun to answer is sent elsewhere",
+    ),
+    _count("max_attempts", 5, "workers", "workers that one request is tried on at most"),
+    _seconds(
+        "drain_timeout",
+        30.0,
+        "what running requests get to finish when the Router stops",
+        zero=True,
+        of_the_gateway=False,
+    ),
+)
+
+BY_NAME: dict[str, RouterSetting] = {setting.name: setting for setting in SETTINGS}
+
+
+def resolve(
+    arguments: Mapping[str, Any],
+    config: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, Any]:
+    """The value of every setting.
+
+    Args:
+        arguments: What was given by name; None counts as not given. Text is read as a flag's.
+        config: Path of a TOML file; None: ``PULSING_ROUTER_CONFIG``, or no file.
+        environ: Where variables are looked up. One that is set and empty counts as not set.
+
+    Raises:
+        ConfigError: A value that cannot be read or does not fit, an unknown name, key or variable.
+    """
+    for name in arguments:
+        if name not in BY_NAME:
+            raise ConfigError(
+                f"a Router has no setting {name!r}{nearest(name, BY_NAME)}\nSettings: {', '.join(BY_NAME)}"
+            )
+    values: dict[str, Any] = {setting.name: setting.default for setting in SETTINGS}
+    path = config or environ.get(CONFIG) or None
+    if path:
+        for key, raw in read_file(path, BY_NAME).items():
+            values[key] = BY_NAME[key].read(raw, f"{path}: {key}")
+    known = {setting.env: setting for setting in SETTINGS}
+    for variable, raw in environ.items():
+        setting = known.get(variable)
+        if setting is not None and raw:
+            values[setting.name] = setting.read(raw, variable)
+        elif setting is None and variable.startswith(_FAMILY) and variable != CONFIG and not of_kubernetes(variable):
+            raise ConfigError(f"{variable} is no setting of a Router{nearest(variable, known)}")
+    for name, raw in arguments.items():
+        if raw is not None:
+            values[name] = BY_NAME[name].read(raw, name)
+    return values
+
+
+def of_the_gateway(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `resolve` that the native server takes."""
+    return {setting.name: values[setting.name] for setting in SETTINGS if setting.of_the_gateway}
