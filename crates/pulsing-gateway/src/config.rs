@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::picker::ExternalPicker;
 use crate::policy::PolicyKind;
+use crate::pool::Served;
 
 /// Settings of one gateway. In JSON, as the Router hands them over, names are the Router's and times are in seconds; what
 /// is left out has its default.
@@ -24,6 +25,9 @@ pub struct GatewayConfig {
     pub model_name: String,
     /// Name the Workers are registered under. Default `worker`.
     pub worker_name: String,
+    /// Public names, each for what serves under some worker name. The pair of `model_name` and `worker_name` comes before
+    /// them, if it is not the first of them. Default none.
+    pub models: Vec<Served>,
     /// How a Worker is chosen. Default `stream_load`.
     #[serde(rename = "scheduler_type", deserialize_with = "policy")]
     pub policy: PolicyKind,
@@ -70,6 +74,7 @@ impl Default for GatewayConfig {
             port: 8080,
             model_name: "pulsing-model".to_owned(),
             worker_name: "worker".to_owned(),
+            models: Vec::new(),
             policy: PolicyKind::StreamLoad,
             picker: None,
             picker_limit: Duration::from_millis(50),
@@ -113,9 +118,39 @@ impl fmt::Debug for GatewayConfig {
             .field("port", &self.port)
             .field("model_name", &self.model_name)
             .field("worker_name", &self.worker_name)
+            .field("models", &self.models)
             .field("policy", &self.policy)
             .field("picker", &self.picker.is_some())
             .finish_non_exhaustive()
+    }
+}
+
+impl GatewayConfig {
+    /// Every public name, `model_name` first.
+    ///
+    /// # Errors
+    /// `Config` for an empty name, or one that is given twice.
+    pub fn served(&self) -> Result<Vec<Served>, GatewayError> {
+        let mut served = vec![Served::new(&self.model_name, &self.worker_name)];
+        for (name, value) in [("model_name", &self.model_name), ("worker_name", &self.worker_name)] {
+            if value.is_empty() {
+                return Err(GatewayError::Config(format!("{name} must not be empty")));
+            }
+        }
+        let more = match self.models.split_first() {
+            Some((first, more)) if *first == served[0] => more,
+            _ => &self.models,
+        };
+        for one in more {
+            if one.name.is_empty() || one.worker_name.is_empty() || one.model.as_ref().is_some_and(String::is_empty) {
+                return Err(GatewayError::Config(format!("models: {one:?} has an empty part")));
+            }
+            if served.iter().any(|other| other.name == one.name) {
+                return Err(GatewayError::Config(format!("models: the name {:?} is given twice", one.name)));
+            }
+            served.push(one.clone());
+        }
+        Ok(served)
     }
 }
 

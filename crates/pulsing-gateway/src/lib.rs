@@ -33,4 +33,5 @@ pub use cluster::Cluster;
 pub use config::{GatewayConfig, GatewayError};
 pub use picker::{ActorPicker, ExternalPicker, PickRequest};
 pub use policy::PolicyKind;
+pub use pool::Served;
 pub use server::Gateway;

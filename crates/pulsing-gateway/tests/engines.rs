@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use common::engine::{Engine, Turn};
 use common::{CHAT, Client, FakeCluster, STREAM, get, hello, post, until};
+use pulsing_gateway::Served;
 use tokio::net::TcpStream;
 
 const ANSWER: &str = r#"{ "id":"e-1","model":"tiny", "choices":[{"index":0,"message":{"role":"assistant","content":"日本 \"usage\":"},"finish_reason":"stop"}],"big":12345678901234567890,"nothing":null,
@@ -77,6 +78,23 @@ async fn the_engine_sees_the_clients_bytes_and_its_own_models_name() {
     assert_eq!(engine.last().body, several.replace("alias", "tiny"), "several prompts are not divided for an engine");
     assert!(engine.last().head.starts_with("POST /v1/completions HTTP/1.1\r\n"), "{}", engine.last().head);
     assert_eq!(post(&gateway, "/v1/chat/completions", &odd("\"model\":\"nope\",")).await.status, 404);
+}
+
+#[tokio::test]
+async fn an_engine_is_told_the_model_that_a_public_name_chooses() {
+    let cluster = FakeCluster::new();
+    let engine = Engine::start(good).await;
+    let worker = engine.join(&cluster);
+    worker.report(|load| load.models = vec!["tiny".into(), "lora:1".into()]);
+    let gateway = cluster
+        .gateway(|config| {
+            config.models = vec![Served { model: Some("lora:1".into()), ..Served::new("mine", "worker") }]
+        })
+        .await;
+    for (model, seen) in [("mine", "lora:1"), ("alias", "tiny"), ("lora:1", "lora:1"), ("tiny", "tiny")] {
+        assert_eq!(post(&gateway, "/v1/chat/completions", &CHAT.replace("alias", model)).await.status, 200);
+        assert_eq!(engine.last().body, CHAT.replace("alias", seen), "{model}");
+    }
 }
 
 #[tokio::test]

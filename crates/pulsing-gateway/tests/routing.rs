@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{CHAT, Client, FakeCluster, FakeWorker, STREAM, get, hello, post, send, text, until};
 use parking_lot::Mutex;
 use pulsing_core::ActorId;
-use pulsing_gateway::{ExternalPicker, Gateway, PickRequest, PolicyKind};
+use pulsing_gateway::{ExternalPicker, Gateway, GatewayConfig, PickRequest, PolicyKind, Served};
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -181,6 +181,73 @@ async fn model_names_are_the_alias_and_the_workers_own() {
     }
     let without = post(&gateway, "/v1/chat/completions", r#"{"model":null,"messages":[{}]}"#).await;
     assert_eq!((without.status, without.json()["model"].as_str()), (200, Some("alias")));
+}
+
+fn served(name: &str, worker_name: &str, model: Option<&str>) -> Served {
+    Served { model: model.map(str::to_owned), ..Served::new(name, worker_name) }
+}
+
+#[tokio::test]
+async fn one_router_serves_several_worker_names_and_every_public_name_means_its_own() {
+    let cluster = FakeCluster::new();
+    let metadata = |model| [("kind", "worker"), ("protocol", "1..1"), ("model", model), ("state", "ready")];
+    let one = |name: &str, model| cluster.worker_with(name, &metadata(model), hello);
+    let workers =
+        [one("worker", "tiny"), one("big", "org/big"), one("mixed", "a"), one("mixed", "b:7b"), one("big", "org/big")];
+    let gateway = cluster
+        .gateway(|config| {
+            config.models = vec![
+                served("gpt", "big", None),
+                served("b", "mixed", Some("b:7b")),
+                served("any", "mixed", None),
+                served("lost", "mixed", Some("not-there")),
+                served("later", "nobody-yet", None),
+            ];
+        })
+        .await;
+    let listed = get(&gateway, "/v1/models").await.json();
+    let ids: Vec<&str> = listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["alias", "gpt", "b", "any", "lost", "later", "tiny", "org/big", "a", "b:7b"]);
+    for (model, takers) in [
+        ("alias", &[0][..]),
+        ("tiny", &[0]),
+        ("gpt", &[1, 4]),
+        ("org/big", &[1, 4]),
+        ("b", &[3]),
+        ("b:7b", &[3]),
+        ("any", &[2]),
+        ("a", &[2]),
+    ] {
+        let before = asked(&workers);
+        for _ in 0..20 {
+            let value = post(&gateway, "/v1/chat/completions", &CHAT.replace("alias", model)).await.json();
+            assert_eq!(value["model"], model);
+        }
+        let took: Vec<usize> = (0..5).filter(|at| workers[*at].asked() > before[*at]).collect();
+        assert_eq!(took, takers, "{model}");
+    }
+    let unknown = post(&gateway, "/v1/chat/completions", &CHAT.replace("alias", "nope")).await;
+    assert_eq!((unknown.status, unknown.json()["error"]["code"].as_str()), (404, Some("model_not_found")));
+    let message = unknown.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(ids.iter().all(|id| message.contains(id)), "{message}");
+    for (model, why) in [("later", "\"nobody-yet\""), ("lost", "\"mixed\"")] {
+        let response = post(&gateway, "/v1/chat/completions", &CHAT.replace("alias", model)).await;
+        let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(response.status == 503 && message.contains(why), "{model}: {message}");
+    }
+}
+
+#[test]
+fn a_table_of_models_that_says_a_name_twice_is_refused() {
+    for (models, says) in [
+        (vec![served("pulsing-model", "x", None)], "given twice"),
+        (vec![served("a", "x", None), served("a", "y", None)], "given twice"),
+        (vec![served("", "x", None)], "empty"),
+        (vec![served("a", "x", Some(""))], "empty"),
+    ] {
+        let error = GatewayConfig { models, ..GatewayConfig::default() }.served().unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 from pulsing import _core
 from pulsing.core._settings import Setting, Size, nearest, number, of_kubernetes, read_file, text
 from pulsing.exceptions import ConfigError
+from pulsing.serving._served import Served, parse_models
 
 CONFIG = "PULSING_ROUTER_CONFIG"
 _FAMILY = "PULSING_ROUTER_"
@@ -38,9 +39,19 @@ class RouterSetting(Setting):
         return self.variable or f"{_FAMILY}{self.name.upper()}"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Models(RouterSetting):
+    """The row of the public model names, which have a form of their own."""
+
+    def read(self, raw: Any, source: str) -> list[Served]:
+        """See `Setting.read`."""
+        return parse_models(raw, source)
+
+
 class RouterSettings(TypedDict, total=False):
     """What `Router` and `start_router` take by name, beside their first five arguments. None: as if not given."""
 
+    models: str | dict[str, str] | list[str] | None
     max_requests: int | None
     max_body: int | str | None
     request_timeout: float | None
@@ -105,6 +116,14 @@ SETTINGS: tuple[RouterSetting, ...] = (
         "name the workers are registered under",
         "a name; it must not be empty",
         text,
+    ),
+    _Models(
+        "models",
+        Any,
+        None,
+        "",
+        "further public names, `PUBLIC=WORKER_NAME[:WORKER_MODEL],...` or a table of PUBLIC to "
+        "WORKER_NAME[:WORKER_MODEL]; with it, model_name and worker_name count only where one of them is given",
     ),
     RouterSetting(
         "scheduler_type",
@@ -187,6 +206,23 @@ def resolve(
     return values
 
 
+def served(values: Mapping[str, Any]) -> list[Served]:
+    """The public names of `resolve`, the one that a client means that names no model first.
+
+    Raises:
+        ConfigError: One is given twice.
+    """
+    table: list[Served] = values["models"] or []
+    pair = Served(values["model_name"], values["worker_name"])
+    if table and pair == (BY_NAME["model_name"].default, BY_NAME["worker_name"].default, None):
+        return table
+    if any(one.name == pair.name for one in table):
+        raise ConfigError(f"models: the name {pair.name!r} is given twice, here and as model_name")
+    return [pair, *table]
+
+
 def of_the_gateway(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `resolve` that the native server takes."""
-    return {setting.name: values[setting.name] for setting in SETTINGS if setting.of_the_gateway}
+    first, *more = served(values)
+    handed = {setting.name: values[setting.name] for setting in SETTINGS if setting.of_the_gateway}
+    return handed | {"model_name": first.name, "worker_name": first.worker_name, "models": [first, *more]}

@@ -163,8 +163,9 @@ class Router(Actor):
         self._settings = table.resolve({**first, **settings}, None if config is None else os.fspath(config))
         self.http_host: str = self._settings["http_host"]
         self.http_port: int = self._settings["http_port"]
-        self.model_name: str = self._settings["model_name"]
-        self.worker_name: str = self._settings["worker_name"]
+        self.served = table.served(self._settings)
+        self.model_name: str = self.served[0].name
+        self.worker_name: str = self.served[0].worker_name
         self.scheduler_type: str = self._settings["scheduler_type"]
         self.drain_timeout: float = self._settings["drain_timeout"]
         self._runner: RouterRunner | None = None
@@ -190,7 +191,7 @@ class Router(Actor):
             BindError: The port is taken.
         """
         cell = cell_of(self)
-        if cell.name == self.worker_name:
+        if any(cell.name == one.worker_name for one in self.served):
             raise ConfigError(
                 f"this Router is named {cell.name!r}, the name of the workers it routes to: give it another name "
                 f"(--name {self.default_name}), or look for workers under another one (--worker_name)"
@@ -198,7 +199,8 @@ class Router(Actor):
         self._runner = await _start(cell.system, self.scheduler(cell.system), self._settings)
         # With port 0 only now known.
         self.set_metadata(http=self._runner.addr)
-        _log.info("Router serves %r on http://%s for workers named %r", self.model_name, self.addr, self.worker_name)
+        for one in self.served:
+            _log.info("Router serves %r on http://%s for workers named %r", one.name, self.addr, one.worker_name)
 
     async def on_stop(self) -> None:
         """Lets requests finish for up to `drain_timeout` seconds."""
@@ -220,6 +222,7 @@ class Router(Actor):
                     "http_port": port,
                     "model_name": self.model_name,
                     "worker_name": self.worker_name,
+                    "models": {one.name: ":".join(filter(None, one[1:])) for one in self.served},
                     "scheduler_type": self.scheduler_type,
                 },
             )
@@ -268,7 +271,7 @@ async def start_router(
     if scheduler is not None and scheduler_class is not None:
         raise ConfigError("scheduler and scheduler_class exclude each other: give one of them")
     if scheduler_class is not None:
-        scheduler = scheduler_class(system, values["worker_name"])
+        scheduler = scheduler_class(system, table.served(values)[0].worker_name)
     if scheduler is not None and not callable(getattr(scheduler, "select_worker", None)):
         raise ConfigError(f"scheduler={scheduler!r} has no select_worker(request_text, headers)")
     return await _start(system, scheduler, values)

@@ -1,8 +1,9 @@
 //! The Workers as they are now.
 //!
-//! Two tasks' worth of writers (the registry watcher, one load subscription a Worker) and any number of readers: readers
-//! take an immutable [`Snapshot`] and look at atomics in it.
+//! A few tasks' worth of writers (a registry watcher for each name, one load subscription a Worker) and any number of readers:
+//! readers take an immutable [`Snapshot`] and look at atomics in it.
 
+mod served;
 mod snapshot;
 mod worker;
 
@@ -19,8 +20,9 @@ use tokio::task::JoinHandle;
 use crate::cluster::Cluster;
 use crate::protocol::{self, Description, LoadReport};
 
-use snapshot::NAMES_SHOWN;
+pub use served::Served;
 pub use snapshot::Snapshot;
+use snapshot::{Group, NAMES_SHOWN};
 pub use worker::{Lease, State, Worker};
 
 /// First pause before a lost load subscription is tried again; doubles up to [`RETRY_MAX`].
@@ -29,28 +31,34 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// How long an EngineWorker may take to say what it is.
 const DESCRIBE: Duration = Duration::from_secs(2);
 
-/// Watches one name and keeps the picture of who serves under it.
+/// Watches the names that Workers serve under and keeps the picture of who is there.
 pub struct Pool {
     cluster: Arc<dyn Cluster>,
-    worker_name: String,
-    model_name: String,
+    served: Vec<Served>,
     snapshot: ArcSwap<Snapshot>,
-    entries: Mutex<Entries>,
+    /// One for each worker name, in order of mention.
+    entries: Mutex<Vec<Entries>>,
     version: watch::Sender<u64>,
-    watcher: Mutex<Option<JoinHandle<()>>>,
+    watchers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
 struct Entries {
-    /// In order of appearance, which decides what the alias means among mixed models.
+    worker_name: String,
+    /// In order of appearance, which decides what a public name means among mixed models.
     workers: Vec<Entry>,
     /// Instances under the name that are no Workers, with what they are.
     strangers: BTreeMap<ActorId, String>,
-    /// The model the alias stands for.
+    /// The model that a public name without one stands for.
     primary: Option<String>,
 }
 
 impl Entries {
+    fn group(&self) -> Group {
+        let workers = self.workers.iter().map(|entry| Arc::clone(&entry.worker)).collect();
+        let strangers = self.strangers.values().cloned().collect();
+        Group::new(self.worker_name.clone(), workers, strangers, self.primary.clone())
+    }
     fn forget(&mut self, actor: ActorId) {
         self.strangers.remove(&actor);
         self.workers.retain(|entry| entry.worker.target().actor != actor);
@@ -69,44 +77,53 @@ impl Drop for Entry {
 }
 
 impl Pool {
-    /// Starts watching. Call it inside a tokio runtime.
+    /// Starts watching the name that each of `served` stands for. A client that names no model means the first of them.
+    /// Call it inside a tokio runtime.
     ///
     /// # Errors
-    /// `InvalidName` when nobody can serve under `worker_name`.
-    pub fn start(cluster: Arc<dyn Cluster>, worker_name: &str, model_name: &str) -> Result<Arc<Self>> {
-        let mut instances = cluster.watch_name(worker_name)?;
+    /// `InvalidName` when nobody can serve under one of the names.
+    pub fn start(cluster: Arc<dyn Cluster>, served: Vec<Served>) -> Result<Arc<Self>> {
+        let mut entries: Vec<Entries> = Vec::new();
+        let mut watched = Vec::new();
+        for one in &served {
+            if entries.iter().all(|entries| entries.worker_name != one.worker_name) {
+                watched.push(cluster.watch_name(&one.worker_name)?);
+                entries.push(Entries { worker_name: one.worker_name.clone(), ..Entries::default() });
+            }
+        }
         let pool = Arc::new(Self {
             cluster,
-            worker_name: worker_name.to_owned(),
-            model_name: model_name.to_owned(),
+            served,
             snapshot: ArcSwap::from_pointee(Snapshot::default()),
-            entries: Mutex::default(),
+            entries: Mutex::new(entries),
             version: watch::Sender::new(0),
-            watcher: Mutex::default(),
+            watchers: Mutex::default(),
         });
-        pool.apply(instances.take());
-        let watched = Arc::downgrade(&pool);
-        let watcher = tokio::spawn(async move {
-            while instances.changed().await.is_ok() {
-                let Some(pool) = watched.upgrade() else { return };
-                pool.apply(instances.take());
-            }
-        });
-        *pool.watcher.lock() = Some(watcher);
+        for (group, mut instances) in watched.into_iter().enumerate() {
+            pool.apply(group, instances.take());
+            let weak = Arc::downgrade(&pool);
+            let watcher = tokio::spawn(async move {
+                while instances.changed().await.is_ok() {
+                    let Some(pool) = weak.upgrade() else { return };
+                    pool.apply(group, instances.take());
+                }
+            });
+            pool.watchers.lock().push(watcher);
+        }
         Ok(pool)
     }
 
     /// Stops watching; requests under way keep their Workers.
     pub fn stop(&self) {
-        if let Some(watcher) = self.watcher.lock().take() {
+        for watcher in self.watchers.lock().drain(..) {
             watcher.abort();
         }
-        self.entries.lock().workers.clear();
+        self.entries.lock().iter_mut().for_each(|entries| entries.workers.clear());
     }
 
-    /// The name watched.
-    pub fn worker_name(&self) -> &str {
-        &self.worker_name
+    /// The public names, the one for clients that name no model first.
+    pub fn served(&self) -> &[Served] {
+        &self.served
     }
     /// The Workers now.
     pub fn snapshot(&self) -> Arc<Snapshot> {
@@ -134,17 +151,16 @@ impl Pool {
     /// Why nobody can serve `model` now, as the rest of a sentence that starts "No available workers".
     pub fn explain(&self, model: &str) -> String {
         let (count, first) = self.cluster.first_names(NAMES_SHOWN);
-        self.snapshot().explain(&self.worker_name, model, count, &first)
+        self.snapshot().explain(model, count, &first)
     }
 
-    fn apply(self: &Arc<Self>, mut changes: Vec<NameChange>) {
+    fn apply(self: &Arc<Self>, group: usize, mut changes: Vec<NameChange>) {
         // Of Workers that are found together the same comes first for every Router.
         changes.sort_by_key(|change| change.instance().target.actor);
-        {
-            let mut entries = self.entries.lock();
+        if let Some(entries) = self.entries.lock().get_mut(group) {
             for change in changes {
                 match change {
-                    NameChange::Added(instance) | NameChange::Updated(instance) => self.enter(&mut entries, &instance),
+                    NameChange::Added(instance) | NameChange::Updated(instance) => self.enter(entries, &instance),
                     NameChange::Removed(instance) => entries.forget(instance.target.actor),
                 }
             }
@@ -171,21 +187,19 @@ impl Pool {
 
     fn publish(&self) {
         let mut entries = self.entries.lock();
-        let workers: Vec<Arc<Worker>> = entries.workers.iter().map(|entry| Arc::clone(&entry.worker)).collect();
-        let snapshot = Snapshot::new(
-            workers,
-            entries.strangers.values().cloned().collect(),
-            &self.model_name,
-            entries.primary.as_deref(),
-        );
-        if snapshot.primary() != entries.primary.as_deref() {
-            if let (Some(model), true) = (snapshot.primary(), snapshot.mixed()) {
+        let groups = entries.iter().map(Entries::group).collect();
+        let snapshot = Snapshot::new(groups, &self.served);
+        for (entries, group) in entries.iter_mut().zip(snapshot.groups()) {
+            if entries.primary.as_deref() == group.primary() {
+                continue;
+            }
+            if let (Some(model), true) = (group.primary(), group.is_mixed()) {
                 tracing::warn!(
-                    alias = %self.model_name, %model,
-                    "workers under one name serve different models; the alias means the first one seen"
+                    worker_name = %entries.worker_name, %model,
+                    "workers under one name serve different models; a public name that chooses none of them means the first one seen"
                 );
             }
-            entries.primary = snapshot.primary().map(str::to_owned);
+            entries.primary = group.primary().map(str::to_owned);
         }
         self.snapshot.store(Arc::new(snapshot));
         drop(entries);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pulsing_core::Instance;
 
-use super::{State, Worker};
+use super::{Served, State, Worker};
 
 /// Names listed in a 503 before it says how many more there are.
 pub(super) const NAMES_SHOWN: usize = 20;
@@ -14,25 +14,47 @@ pub(super) const NAMES_SHOWN: usize = 20;
 /// The Workers at one moment.
 #[derive(Debug, Default)]
 pub struct Snapshot {
+    groups: Vec<Group>,
     all: Vec<Arc<Worker>>,
+    /// By what clients may put into `model`.
+    routes: HashMap<String, Route>,
+    /// Names a client may ask for, with the longest context known, in the order in which they are shown.
+    listed: Vec<(String, u64)>,
+}
+
+/// Who serves under one worker name.
+#[derive(Debug)]
+pub(super) struct Group {
+    worker_name: String,
+    workers: Vec<Arc<Worker>>,
+    /// Kinds of what is registered under the name and is no Worker.
     strangers: Vec<String>,
-    /// Ready Workers by model.
-    ready: HashMap<String, Arc<[Arc<Worker>]>>,
-    /// Ready Workers for the alias.
-    alias: Arc<[Arc<Worker>]>,
-    alias_name: String,
+    /// The model that a public name without one stands for.
     primary: Option<String>,
     /// Models with the longest context known, in order of appearance.
     models: Vec<(String, u64)>,
 }
 
-impl Snapshot {
-    /// `primary` is the model that the alias meant so far; it keeps meaning that while a Worker has it.
-    pub(super) fn new(all: Vec<Arc<Worker>>, strangers: Vec<String>, alias_name: &str, primary: Option<&str>) -> Self {
+/// Where requests for one name go.
+#[derive(Debug)]
+struct Route {
+    group: usize,
+    /// What the Workers call the model.
+    model: Option<String>,
+    ready: Arc<[Arc<Worker>]>,
+}
+
+impl Group {
+    /// `primary` is the model that was meant so far; it stays that while a Worker has it.
+    pub(super) fn new(
+        worker_name: String,
+        workers: Vec<Arc<Worker>>,
+        strangers: Vec<String>,
+        primary: Option<String>,
+    ) -> Self {
         let mut models: Vec<(String, u64)> = Vec::new();
-        let mut ready: HashMap<String, Vec<Arc<Worker>>> = HashMap::new();
         let mut first = None;
-        for worker in &all {
+        for worker in &workers {
             let state = worker.state();
             for (index, model) in worker.models().into_iter().enumerate() {
                 if index == 0 && state != State::Failed && state != State::Incompatible {
@@ -42,52 +64,74 @@ impl Snapshot {
                     Some((_, length)) => *length = (*length).max(worker.max_model_len()),
                     None => models.push((model.clone(), worker.max_model_len())),
                 }
-                if state == State::Ready {
-                    ready.entry(model).or_default().push(Arc::clone(worker));
-                }
             }
         }
-        let known = |model: &str| models.iter().any(|(name, _)| name == model);
-        let primary = if known(alias_name) {
-            // A model that really has the alias's name is what the alias means.
-            Some(alias_name.to_owned())
-        } else {
-            primary.filter(|model| known(model)).map(str::to_owned).or(first)
+        let primary = primary.filter(|model| models.iter().any(|(name, _)| name == model)).or(first);
+        Self { worker_name, workers, strangers, primary, models }
+    }
+    /// The model that a public name without one stands for.
+    pub(super) fn primary(&self) -> Option<&str> {
+        self.primary.as_deref()
+    }
+    /// More than one model is served.
+    pub(super) fn is_mixed(&self) -> bool {
+        self.models.len() > 1
+    }
+    fn has(&self, model: &str) -> bool {
+        self.models.iter().any(|(name, _)| name == model)
+    }
+    fn length(&self, model: Option<&str>) -> u64 {
+        model.and_then(|model| self.models.iter().find(|(name, _)| name == model)).map_or(0, |(_, length)| *length)
+    }
+    /// Ready Workers that have `model`; those that name no model serve whatever is meant, if `unnamed`.
+    fn ready(&self, model: Option<&str>, unnamed: bool) -> Arc<[Arc<Worker>]> {
+        let fits = |worker: &&Arc<Worker>| {
+            let models = worker.models();
+            (unnamed && models.is_empty()) || model.is_none_or(|model| models.iter().any(|name| name == model))
         };
-        let alias = all
-            .iter()
-            .filter(|worker| worker.state() == State::Ready)
-            .filter(|worker| {
-                let models = worker.models();
-                // A Worker that names no model serves whatever the alias means.
-                models.is_empty() || primary.as_ref().is_none_or(|primary| models.contains(primary))
-            })
-            .cloned()
-            .collect();
-        Self {
-            all,
-            strangers,
-            ready: ready.into_iter().map(|(model, workers)| (model, workers.into())).collect(),
-            alias,
-            alias_name: alias_name.to_owned(),
-            primary,
-            models,
+        self.workers.iter().filter(|worker| worker.state() == State::Ready).filter(fits).cloned().collect()
+    }
+}
+
+impl Snapshot {
+    /// Groups in the order in which `served` mentions their worker names.
+    pub(super) fn new(groups: Vec<Group>, served: &[Served]) -> Self {
+        let mut routes: HashMap<String, Route> = HashMap::new();
+        let mut listed = Vec::new();
+        for one in served {
+            let Some(at) = groups.iter().position(|group| group.worker_name == one.worker_name) else { continue };
+            let group = &groups[at];
+            let model = match &one.model {
+                Some(model) => Some(model.as_str()),
+                // A model that really has the public name is what that name means.
+                None if group.has(&one.name) => Some(one.name.as_str()),
+                None => group.primary(),
+            };
+            let ready = group.ready(model, one.model.is_none());
+            listed.push((one.name.clone(), group.length(model)));
+            routes.insert(one.name.clone(), Route { group: at, model: model.map(str::to_owned), ready });
         }
+        for (at, group) in groups.iter().enumerate() {
+            for (model, length) in &group.models {
+                if routes.contains_key(model) {
+                    continue;
+                }
+                listed.push((model.clone(), *length));
+                let ready = group.ready(Some(model), false);
+                routes.insert(model.clone(), Route { group: at, model: Some(model.clone()), ready });
+            }
+        }
+        let all = groups.iter().flat_map(|group| group.workers.iter().cloned()).collect();
+        Self { groups, all, routes, listed }
     }
 
     /// Ready Workers for `model`; `None` for a model that nobody here has.
     pub fn ready_for(&self, model: &str) -> Option<Arc<[Arc<Worker>]>> {
-        if model == self.alias_name {
-            return Some(Arc::clone(&self.alias));
-        }
-        match self.ready.get(model) {
-            Some(workers) => Some(Arc::clone(workers)),
-            None => self.models.iter().any(|(name, _)| name == model).then(Arc::default),
-        }
+        self.routes.get(model).map(|route| Arc::clone(&route.ready))
     }
-    /// Ready Workers for the alias.
-    pub fn ready(&self) -> Arc<[Arc<Worker>]> {
-        Arc::clone(&self.alias)
+    /// What the Workers call the model that clients call `model`; `None` if they name none.
+    pub fn own_name(&self, model: &str) -> Option<&str> {
+        self.routes.get(model).and_then(|route| route.model.as_deref())
     }
     /// Every Worker, in whatever state.
     pub fn all(&self) -> &[Arc<Worker>] {
@@ -97,32 +141,27 @@ impl Snapshot {
     pub fn count(&self, state: State) -> usize {
         self.all.iter().filter(|worker| worker.state() == state).count()
     }
-    /// The model that the alias stands for.
-    pub fn primary(&self) -> Option<&str> {
-        self.primary.as_deref()
+    pub(super) fn groups(&self) -> &[Group] {
+        &self.groups
     }
-    /// More than one model is served.
-    pub fn mixed(&self) -> bool {
-        self.models.len() > 1
-    }
-    /// Names a client may ask for, the alias first, with the longest context in tokens (0 = unknown).
-    pub fn listed(&self) -> Vec<(String, u64)> {
-        let length = |model: &str| self.models.iter().find(|(name, _)| name == model).map_or(0, |(_, length)| *length);
-        let mut listed = vec![(self.alias_name.clone(), self.primary.as_deref().map_or(0, length))];
-        listed.extend(self.models.iter().filter(|(name, _)| *name != self.alias_name).cloned());
-        listed
+    /// Names a client may ask for, the public ones first, with the longest context in tokens (0 = unknown).
+    pub fn listed(&self) -> &[(String, u64)] {
+        &self.listed
     }
 
     /// `names`: how many the cluster has; `first`: an instance each of some of them.
-    pub(super) fn explain(&self, worker_name: &str, model: &str, names: usize, first: &[Instance]) -> String {
-        let mut text = if self.all.is_empty() {
+    pub(super) fn explain(&self, model: &str, names: usize, first: &[Instance]) -> String {
+        let group = self.routes.get(model).map_or(0, |route| route.group);
+        let Some(Group { worker_name, workers, strangers, .. }) = self.groups.get(group) else {
+            return "no worker name is watched.".to_owned();
+        };
+        let mut text = if workers.is_empty() {
             format!("no worker is registered under the name {worker_name:?}.")
         } else {
             format!("no worker named {worker_name:?} is ready for model {model:?}.")
         };
         for state in State::ALL {
-            let details: Vec<String> = self
-                .all
+            let details: Vec<String> = workers
                 .iter()
                 .filter(|worker| worker.state() == state)
                 .map(|worker| {
@@ -140,12 +179,12 @@ impl Snapshot {
                 let _ = write!(text, " {} worker(s) {state} ({shown}).", details.len());
             }
         }
-        if !self.strangers.is_empty() {
+        if !strangers.is_empty() {
             let _ = write!(
                 text,
                 " {} instance(s) under that name are no workers but {}.",
-                self.strangers.len(),
-                self.strangers.iter().take(4).cloned().collect::<Vec<_>>().join(", ")
+                strangers.len(),
+                strangers.iter().take(4).cloned().collect::<Vec<_>>().join(", ")
             );
         }
         if names == 0 {

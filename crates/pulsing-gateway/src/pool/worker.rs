@@ -189,17 +189,13 @@ impl Worker {
         }
         models
     }
-    /// Its own name for the model that a client asked for as `wanted`; `primary` is what the alias means. `None` if it
-    /// names no model.
-    pub(crate) fn model_for(&self, wanted: &str, primary: Option<&str>) -> Option<String> {
+    /// Its own name for what its like call `wanted`; `None` if it names no model.
+    pub(crate) fn model_for(&self, wanted: Option<&str>) -> Option<String> {
         let facts = self.facts.load();
         let has =
             |model: &str| facts.model.as_deref() == Some(model) || facts.models.iter().any(|other| other == model);
-        if has(wanted) {
-            return Some(wanted.to_owned());
-        }
-        let primary = primary.filter(|primary| has(primary)).map(str::to_owned);
-        primary.or_else(|| facts.model.clone()).or_else(|| facts.models.first().cloned())
+        let wanted = wanted.filter(|wanted| has(wanted)).map(str::to_owned);
+        wanted.or_else(|| facts.model.clone()).or_else(|| facts.models.first().cloned())
     }
     /// Why it failed, how far loading is.
     pub fn detail(&self) -> String {

@@ -70,11 +70,7 @@ impl Gateway {
     /// # Errors
     /// As for `start`.
     pub fn start_on(cluster: Arc<dyn Cluster>, config: GatewayConfig) -> Result<Self, GatewayError> {
-        for (name, value) in [("model_name", &config.model_name), ("worker_name", &config.worker_name)] {
-            if value.is_empty() {
-                return Err(GatewayError::Config(format!("{name} must not be empty")));
-            }
-        }
+        let served = config.served()?;
         for (name, zero) in [
             ("max_body", config.max_body == 0),
             ("max_requests", config.max_requests == 0),
@@ -87,7 +83,7 @@ impl Gateway {
             }
         }
         let (listener, addr) = listen::bind(&config.host, config.port)?;
-        let pool = Pool::start(Arc::clone(&cluster), &config.worker_name, &config.model_name)
+        let pool = Pool::start(Arc::clone(&cluster), served)
             .map_err(|error| GatewayError::Config(format!("worker_name: {error}")))?;
         let policy = config.policy.build();
         let placement = Arc::new(Placement { cluster, pool, policy, config, metrics: Metrics::default() });

@@ -185,7 +185,8 @@ fn model_entry(core: &Core, model: &str, length: u64) -> Value {
 }
 
 fn unknown_model(core: &Core, model: &str) -> ApiError {
-    let known: Vec<String> = core.placement.pool.snapshot().listed().into_iter().map(|(name, _)| name).collect();
+    let snapshot = core.placement.pool.snapshot();
+    let known: Vec<String> = snapshot.listed().iter().map(|(name, _)| name.clone()).collect();
     ApiError::model_not_found(model, &known)
 }
 

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pulsing_core::{ActorId, Error, NodeId, Target};
 use pulsing_gateway::policy::{Hints, Policy};
 use pulsing_gateway::pool::{Pool, Worker};
-use pulsing_gateway::{ActorPicker, ExternalPicker, GatewayConfig, GatewayError, PolicyKind};
+use pulsing_gateway::{ActorPicker, ExternalPicker, GatewayConfig, GatewayError, PolicyKind, Served};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::runtime::Handle;
@@ -127,15 +127,15 @@ impl WorkerPicker {
         let kind = policy(scheduler_type)?;
         let runtime = system.runtime();
         let _guard = runtime.enter();
-        // No client ever names a model here, so no alias is needed.
-        let pool = Pool::start(Arc::new(system.core()), worker_name, "")
+        // No client ever names a model here, so the public name is none that one could ask for.
+        let pool = Pool::start(Arc::new(system.core()), vec![Served::new("", worker_name)])
             .map_err(|error| PyValueError::new_err(format!("worker_name: {error}")))?;
         Ok(Self { pool, kind, policy: Mutex::new(kind.build().into()) })
     }
     /// `(node id, actor id)` of a ready worker, or None. `key` ties requests of one conversation together.
     #[pyo3(signature = (key = None))]
     fn pick(&self, key: Option<&str>) -> Option<(String, String)> {
-        let ready = self.pool.snapshot().ready();
+        let ready = self.pool.snapshot().ready_for("").unwrap_or_default();
         if ready.is_empty() {
             return None;
         }
