@@ -925,8 +925,13 @@ class WorkerPicker:
     """
 
     def __new__(cls, system: System, worker_name: str, scheduler_type: str) -> Self: ...
-    def pick(self, key: str | None = None) -> tuple[str, str] | None:
-        """(node id, actor id) of a ready worker, or None; `key` ties requests of one conversation together."""
+    def pick(self, key: str | None = None, text: str | None = None) -> tuple[str, str] | None:
+        """(node id, actor id) of a ready worker, or None.
+
+        Args:
+            key: Ties requests of one conversation together, for `consistent_hash`.
+            text: The prompt, for `cache_aware`.
+        """
 
     def workers(self) -> list[tuple[str, str, str, int, int]]:
         """Every worker as (node id, actor id, state, load, capacity)."""

@@ -1,6 +1,7 @@
 """Schedulers in Python, alone and plugged into a Router (S1)."""
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -24,6 +25,7 @@ NAMES = [
     "round_robin",
     "power_of_two",
     "consistent_hash",
+    "cache_aware",
     "stream_load",
     "py_random",
     "py_round_robin",
@@ -79,14 +81,35 @@ def test_consistent_hash_keeps_a_session_where_it_is() -> None:
     asyncio.run(run())
 
 
-def test_unknown_and_missing_policies_are_refused_in_words() -> None:
+def test_cache_aware_finds_the_worker_that_knows_a_prefix() -> None:
+    async def run() -> None:
+        async with system() as node, system(node.addr) as other:
+            for one in (node, other):
+                await one.spawn(Scripted(), name="worker")
+            scheduler = RustCacheAwareScheduler(node)
+            fresh = itertools.count()
+
+            async def both() -> bool:
+                texts = [f"unheard of {next(fresh)} " * 40 for _ in range(40)]
+                return len({await scheduler.select_worker(text) for text in texts} - {None}) == 2
+
+            await until("both are seen", both)
+            for number in range(10):
+                text = f"conversation {number} " * 40
+                first = await scheduler.select_worker(text)
+                for turn in range(5):
+                    text += f" and turn {turn}"
+                    assert await scheduler.select_worker(text) == first
+            await scheduler.stop()
+
+    asyncio.run(run())
+
+
+def test_unknown_policies_are_refused_in_words() -> None:
     async def run() -> None:
         async with system() as node:
             with pytest.raises(ValueError, match="round_robin"):
                 get_scheduler("rond_robin", node)
-            for make in (lambda: get_scheduler("cache_aware", node), lambda: RustCacheAwareScheduler(node)):
-                with pytest.raises(ValueError, match="not in this version"):
-                    make()
             with pytest.raises(ValueError, match="exclude each other"):
                 await start_router(
                     node, scheduler=LeastConnectionScheduler(node), scheduler_class=LeastConnectionScheduler

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::picker::ExternalPicker;
-use crate::policy::PolicyKind;
+use crate::policy::{Balance, PolicyKind, PolicyOptions};
 use crate::pool::Served;
 
 /// Settings of one gateway. In JSON, as the Router hands them over, names are the Router's and times are in seconds; what
@@ -31,6 +31,17 @@ pub struct GatewayConfig {
     /// How a Worker is chosen. Default `stream_load`.
     #[serde(rename = "scheduler_type", deserialize_with = "policy")]
     pub policy: PolicyKind,
+    /// Where `consistent_hash` and `cache_aware` give way to load: requests above a Worker's share that are always allowed.
+    /// Default 4.
+    pub balance_absolute: u32,
+    /// And times its share that are always allowed. Default 1.5.
+    pub balance_relative: f64,
+    /// Memory for what `cache_aware` knows of prompts, in bytes. Default 32 MiB: 2 million blocks, or 512 MiB of prompts.
+    pub cache_index: usize,
+    /// Headers that name a conversation, the most telling first, for `consistent_hash`; after them counts the body: `user`
+    /// and its like. Default `x-session-id`, `x-conversation-id`, `x-user-id`.
+    #[serde(deserialize_with = "names")]
+    pub session_headers: Vec<String>,
     /// Asked before the policy (S1).
     #[serde(skip)]
     pub picker: Option<Arc<dyn ExternalPicker>>,
@@ -69,6 +80,7 @@ pub struct GatewayConfig {
 
 impl Default for GatewayConfig {
     fn default() -> Self {
+        let options = PolicyOptions::default();
         Self {
             host: "0.0.0.0".to_owned(),
             port: 8080,
@@ -76,6 +88,10 @@ impl Default for GatewayConfig {
             worker_name: "worker".to_owned(),
             models: Vec::new(),
             policy: PolicyKind::StreamLoad,
+            balance_absolute: options.balance.absolute,
+            balance_relative: options.balance.relative,
+            cache_index: options.index_bytes,
+            session_headers: ["x-session-id", "x-conversation-id", "x-user-id"].map(str::to_owned).into(),
             picker: None,
             picker_limit: Duration::from_millis(50),
             max_body: 64 << 20,
@@ -100,11 +116,22 @@ impl GatewayConfig {
     pub fn from_json(text: &str) -> Result<Self, GatewayError> {
         serde_json::from_str(text).map_err(|error| GatewayError::Config(error.to_string()))
     }
+    /// What the policy is told.
+    pub fn policy_options(&self) -> PolicyOptions {
+        let balance = Balance { absolute: self.balance_absolute, relative: self.balance_relative };
+        PolicyOptions { balance, index_bytes: self.cache_index }
+    }
 }
 
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let value = f64::deserialize(deserializer)?;
     Duration::try_from_secs_f64(value).map_err(|error| de::Error::custom(format!("{value} s: {error}")))
+}
+
+/// `one,other`
+fn names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    Ok(text.split(',').map(|name| name.trim().to_ascii_lowercase()).filter(|name| !name.is_empty()).collect())
 }
 
 fn policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyKind, D::Error> {

@@ -32,6 +32,6 @@ pub mod server;
 pub use cluster::Cluster;
 pub use config::{GatewayConfig, GatewayError};
 pub use picker::{ActorPicker, ExternalPicker, PickRequest};
-pub use policy::PolicyKind;
+pub use policy::{PolicyKind, PolicyOptions};
 pub use pool::Served;
 pub use server::Gateway;

@@ -38,7 +38,7 @@ async fn hold(ask: common::Ask) {
 
 #[tokio::test]
 async fn every_policy_uses_every_worker() {
-    for name in ["stream_load", "round_robin", "random", "power_of_two", "consistent_hash", "least_connection"] {
+    for name in PolicyKind::NAMES {
         let cluster = FakeCluster::new();
         let workers: Vec<_> = (0..3).map(|_| cluster.worker(hello)).collect();
         let gateway = cluster.gateway(|config| config.policy = name.parse().unwrap()).await;
@@ -89,7 +89,7 @@ async fn load_that_other_routers_cause_counts_relative_to_capacity() {
 
 #[tokio::test]
 async fn a_full_worker_is_the_last_choice_but_a_choice() {
-    for name in ["round_robin", "random", "power_of_two", "consistent_hash", "stream_load"] {
+    for name in PolicyKind::NAMES {
         let cluster = FakeCluster::new();
         let full = cluster.worker(hello);
         let free = cluster.worker(hello);
@@ -340,4 +340,103 @@ async fn metrics_count_what_happened_under_labels_no_client_can_invent() {
         assert!(metrics.body.contains(line), "{line} in {}", metrics.body);
     }
     assert!(!metrics.body.contains("invented") && !metrics.body.contains("x1"));
+}
+
+/// A chat body with these messages by turns of user and assistant.
+fn turns(texts: &[String]) -> String {
+    let messages: Vec<_> = texts
+        .iter()
+        .enumerate()
+        .map(|(at, text)| json!({"role": if at % 2 == 0 { "user" } else { "assistant" }, "content": text}))
+        .collect();
+    json!({"model": "alias", "messages": messages}).to_string()
+}
+
+#[tokio::test]
+async fn cache_aware_keeps_growing_conversations_where_their_prefix_is() {
+    let cluster = FakeCluster::new();
+    let workers: Vec<_> = (0..3).map(|_| cluster.worker(hello)).collect();
+    let gateway = cluster.gateway(|config| config.policy = PolicyKind::CacheAware).await;
+    let mut homes = Vec::new();
+    let mut conversations: Vec<Vec<String>> =
+        (0..12).map(|who| vec![format!("I am number {who}. ").repeat(40)]).collect();
+    for conversation in &mut conversations {
+        let mut home = None;
+        for turn in 0..4 {
+            let before = asked(&workers);
+            assert_eq!(post(&gateway, "/v1/chat/completions", &turns(conversation)).await.status, 200);
+            let took = (0..3).find(|at| workers[*at].asked() > before[*at]);
+            assert_eq!(*home.get_or_insert(took), took, "turn {turn} went elsewhere");
+            conversation.extend([format!("answer {turn}"), format!("question {turn}")]);
+        }
+        homes.extend(home.flatten());
+    }
+    assert!((0..3).all(|at| homes.contains(&at)), "all conversations are on {homes:?}");
+
+    // What a worker knew goes with it; another instance begins with nothing.
+    cluster.remove(&workers[0]);
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while get(&gateway, "/health").await.json()["total_workers"] != 2 {
+        assert!(std::time::Instant::now() < end);
+    }
+    for (conversation, home) in conversations.iter().zip(homes) {
+        let before = asked(&workers);
+        assert_eq!(post(&gateway, "/v1/chat/completions", &turns(conversation)).await.status, 200);
+        let took = (0..3).find(|at| workers[*at].asked() > before[*at]);
+        assert!(home == 0 || took == Some(home), "{home} to {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_that_all_send_does_not_pile_up_on_one_worker() {
+    let cluster = FakeCluster::new();
+    let workers: Vec<_> = (0..4).map(|_| cluster.worker(hold)).collect();
+    for worker in &workers {
+        worker.report(|load| load.capacity = 64);
+    }
+    let gateway = cluster.gateway(|config| config.policy = PolicyKind::CacheAware).await;
+    let mut clients = Vec::new();
+    for _ in 0..32 {
+        let mut client = Client::connect(&gateway).await;
+        let body = turns(&["the same for all ".repeat(100)]).replace("\"model\"", "\"stream\":true,\"model\"");
+        client.post("/v1/chat/completions", &body).await;
+        client.head().await;
+        clients.push(client);
+    }
+    let counts = asked(&workers);
+    assert!(
+        counts.iter().sum::<usize>() == 32 && counts.iter().all(|count| *count <= 16),
+        "more than twice the mean: {counts:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_headers_that_name_a_conversation_are_a_setting() {
+    let cluster = FakeCluster::new();
+    let workers: Vec<_> = (0..4).map(|_| cluster.worker(hello)).collect();
+    let gateway = cluster
+        .gateway(|config| {
+            config.policy = PolicyKind::ConsistentHash;
+            config.session_headers = vec!["x-tenant".to_owned()];
+        })
+        .await;
+    for (headers, body, one_home) in [
+        ("x-tenant: t\r\nx-session-id: s$\r\n", CHAT.to_owned(), true),
+        ("x-session-id: s$\r\n", CHAT.replace("\"model\"", "\"user\":\"u\",\"model\""), true),
+        ("x-tenant: t$\r\n", CHAT.replace("\"model\"", "\"user\":\"u\",\"model\""), false),
+    ] {
+        let before = asked(&workers);
+        for number in 0..30 {
+            let mut client = Client::connect(&gateway).await;
+            let headers = headers.replace('$', &number.to_string());
+            let length = body.len();
+            let request = format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{headers}content-length: {length}\r\n\r\n{body}"
+            );
+            client.write(request.as_bytes()).await;
+            assert_eq!(client.response(true).await.status, 200);
+        }
+        let used = asked(&workers).iter().zip(before).filter(|(after, before)| *after > before).count();
+        assert_eq!(used == 1, one_home, "{headers:?} went to {used} workers");
+    }
 }

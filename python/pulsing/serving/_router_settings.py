@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
@@ -52,6 +53,10 @@ class RouterSettings(TypedDict, total=False):
     """What `Router` and `start_router` take by name, beside their first five arguments. None: as if not given."""
 
     models: str | dict[str, str] | list[str] | None
+    session_headers: str | None
+    balance_absolute: int | None
+    balance_relative: float | None
+    cache_index: int | str | None
     max_requests: int | None
     max_body: int | str | None
     request_timeout: float | None
@@ -70,6 +75,10 @@ def _scheduler_type(value: Any) -> bool:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return True
+
+
+def _header_names(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\w-]+(\s*,\s*[\w-]+)*", value, re.ASCII) is not None
 
 
 def _seconds(name: str, default: float, doc: str, *, zero: bool = False, **more: Any) -> RouterSetting:
@@ -131,10 +140,40 @@ SETTINGS: tuple[RouterSetting, ...] = (
         "stream_load",
         "",
         "how a worker is chosen: `stream_load` (least pushed load), `round_robin`, `random`, `power_of_two`, "
-        "`consistent_hash`",
+        "`consistent_hash` (a conversation stays where it is), `cache_aware` (the longest prefix of the prompt)",
         "the name of a policy",
         _scheduler_type,
     ),
+    RouterSetting(
+        "session_headers",
+        str,
+        "x-session-id,x-conversation-id,x-user-id",
+        "",
+        "headers that name a conversation, the most telling first, for `consistent_hash`; after them the body's "
+        "`session_params.session_id`, `user`, `session_id` and `user_id` count",
+        "names of headers, with commas between them",
+        _header_names,
+    ),
+    RouterSetting(
+        "balance_absolute",
+        int,
+        4,
+        "requests",
+        "what a worker may have above its share before `consistent_hash` and `cache_aware` look for another; both "
+        "bounds must be passed",
+        "0 or more",
+        number(0, whole=True),
+    ),
+    RouterSetting(
+        "balance_relative",
+        float,
+        1.5,
+        "shares",
+        "how many times its share a worker may have before `consistent_hash` and `cache_aware` look for another",
+        "1 or more",
+        number(1),
+    ),
+    _size("cache_index", 32 << 20, "memory for what `cache_aware` knows of prompts"),
     _count(
         "max_requests", 4096, "requests", "requests in the house at once, running or waiting; more are answered 503"
     ),

@@ -41,7 +41,7 @@ RUST_POLICIES_AVAILABLE: Final = True
 """The policies are part of the extension, which is always there."""
 
 # What names a conversation, most telling first; the same list as the Router's.
-_AFFINITY_HEADERS = ("x-session-id", "x-user-id", "x-tenant-id", "x-request-id", "x-correlation-id", "x-trace-id")
+_AFFINITY_HEADERS = ("x-session-id", "x-conversation-id", "x-user-id")
 
 
 @dataclass
@@ -200,7 +200,7 @@ class _PolicyScheduler(Scheduler):
     ) -> ActorRef | None:
         given = {name.lower(): value for name, value in (headers or {}).items()}
         key = next((given[name] for name in _AFFINITY_HEADERS if given.get(name)), None)
-        found = self._picker.pick(key)
+        found = self._picker.pick(key, request_text)
         return None if found is None else self._ref(*found)
 
     def loads(self) -> dict[str, int]:
@@ -242,24 +242,10 @@ class StreamLoadScheduler(_PolicyScheduler):
     policy = "stream_load"
 
 
-class RustCacheAwareScheduler(Scheduler):
-    """Cache-aware routing; not in this version, which constructing it says."""
+class RustCacheAwareScheduler(_PolicyScheduler):
+    """The worker that was given the longest prefix of this text before; where that one has much to do, by load."""
 
-    def __init__(self, actor_system: ActorSystem, worker_name: str = "worker", **_: Any) -> None:
-        super().__init__(actor_system, worker_name)
-        _refuse("cache_aware")
-
-    async def select_worker(
-        self, request_text: str | None = None, headers: Mapping[str, str] | None = None
-    ) -> ActorRef | None:
-        return None
-
-
-def _refuse(policy: str) -> None:
-    try:
-        _core.check_scheduler_type(policy)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    policy = "cache_aware"
 
 
 _BY_NAME: dict[str, type[Scheduler]] = {
@@ -279,14 +265,14 @@ def get_scheduler(policy_name: str, actor_system: ActorSystem, worker_name: str 
     """The scheduler with this name.
 
     Args:
-        policy_name: random, round_robin, power_of_two, consistent_hash, stream_load, py_random, py_round_robin or
-            least_connection.
+        policy_name: random, round_robin, power_of_two, consistent_hash, cache_aware, stream_load, py_random,
+            py_round_robin or least_connection.
         actor_system: The system whose cluster the workers are in.
         worker_name: Name they serve under.
         **kwargs: Further arguments of the scheduler's class.
 
     Raises:
-        ConfigError: The name is unknown, or a policy that this version does not have. (It is a ValueError.)
+        ConfigError: The name is unknown. (It is a ValueError.)
     """
     found = _BY_NAME.get(policy_name)
     if found is None:

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use super::ApiError;
 use super::fields::{Field, Fields};
+use crate::policy::chain;
 
 /// Prompts that one completions request may carry.
 const MAX_PROMPTS: usize = 128;
@@ -55,6 +56,19 @@ pub struct Parsed {
     pub bodies: Vec<Bytes>,
     /// Where `messages` or `prompt` lies in the client's body.
     pub text: Range<usize>,
+    /// Where `tools` lies, if there are any.
+    pub tools: Option<Range<usize>>,
+}
+
+impl Parsed {
+    /// The prompt as a chain of hashes; empty for several prompts. `body` is what this was read from.
+    pub fn prefix(&self, body: &[u8]) -> Vec<u64> {
+        let text = &body[self.text.clone()];
+        match self.api {
+            Api::Chat => chain::of_chat(text, self.tools.clone().map(|tools| &body[tools])),
+            Api::Completions => chain::of_prompt(text),
+        }
+    }
 }
 
 /// Reads a request.
@@ -99,20 +113,21 @@ pub fn parse(api: Api, body: &Bytes) -> Result<Parsed, ApiError> {
             (raw, prompts(text, body, raw)?)
         }
     };
-    let start = offset(text, main);
+    let at = |part: &str| {
+        let start = offset(text, part);
+        start..start + part.len()
+    };
     Ok(Parsed {
         api,
         model: fields.read::<String>(Field::Model),
-        model_at: fields.0[Field::Model as usize].map(|raw| {
-            let start = offset(text, raw.get());
-            start..start + raw.get().len()
-        }),
+        model_at: fields.0[Field::Model as usize].map(|raw| at(raw.get())),
         stream: fields.read(Field::Stream).unwrap_or(false),
         include_usage,
         n,
         affinity: affinity(&fields),
         bodies,
-        text: start..start + main.len(),
+        text: at(main),
+        tools: fields.get(Field::Tools).map(at),
     })
 }
 

@@ -21,7 +21,7 @@ use crate::cluster::Cluster;
 use crate::config::GatewayConfig;
 use crate::metrics::Metrics;
 use crate::picker::PickRequest;
-use crate::policy::Policy;
+use crate::policy::{Hints, Policy};
 use crate::pool::Pool;
 
 pub(crate) use attempt::broken;
@@ -31,7 +31,7 @@ pub(crate) use source::{Piece, Source};
 pub(crate) struct Placement {
     pub(crate) cluster: Arc<dyn Cluster>,
     pub(crate) pool: Arc<Pool>,
-    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) policy: Arc<dyn Policy>,
     pub(crate) config: GatewayConfig,
     pub(crate) metrics: Metrics,
 }
@@ -49,9 +49,18 @@ pub(crate) struct Job {
     pub(crate) request_id: String,
     pub(crate) traceparent: Option<String>,
     pub(crate) affinity: Option<String>,
+    /// The prompt as the policy knows prompts; empty where it does not look at them.
+    pub(crate) prefix: Vec<u64>,
     pub(crate) deadline: Instant,
     /// For a scheduler outside.
     pub(crate) pick: Option<PickRequest>,
+}
+
+impl Job {
+    /// What the policy may look at.
+    pub(crate) fn hints(&self) -> Hints<'_> {
+        Hints { affinity: self.affinity.as_deref(), prefix: &self.prefix }
+    }
 }
 
 /// How an attempt ended that gave no answer.

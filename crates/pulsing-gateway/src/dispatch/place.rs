@@ -13,7 +13,6 @@ use super::{Failure, Job, Placement};
 use crate::api::ApiError;
 use crate::engine::Engine;
 use crate::metrics::Retry;
-use crate::policy::Hints;
 use crate::pool::{State, Worker};
 
 /// Who may take a request.
@@ -68,6 +67,7 @@ impl Placement {
                 }
                 return Err(ApiError::no_workers(&why));
             };
+            self.policy.sent(&worker, job.hints());
             let attempt = match worker.endpoint() {
                 Some(endpoint) => tokio::select! {
                     answer = self.attempt_engine(&worker, endpoint, &job, body.clone()) => answer.map(Placed::Engine),
@@ -140,8 +140,8 @@ impl Placement {
         job: &Job,
         takers: Takers,
     ) -> Option<Arc<Worker>> {
-        let kept: Vec<Arc<Worker>>;
-        let candidates: &[Arc<Worker>] = if excluded.is_empty() && takers != Takers::Actors {
+        let kept: Arc<[Arc<Worker>]>;
+        let candidates: &Arc<[Arc<Worker>]> = if excluded.is_empty() && takers != Takers::Actors {
             ready
         } else {
             let fits = |worker: &Worker| takers != Takers::Actors || worker.endpoint().is_none();
@@ -155,8 +155,7 @@ impl Placement {
         if let Some(worker) = self.ask_picker(candidates, job).await {
             return Some(worker);
         }
-        let hints = Hints { affinity: job.affinity.as_deref() };
-        candidates.get(self.policy.pick(candidates, hints)).cloned()
+        candidates.get(self.policy.pick(candidates, job.hints()).index).cloned()
     }
 
     async fn ask_picker(&self, candidates: &[Arc<Worker>], job: &Job) -> Option<Arc<Worker>> {

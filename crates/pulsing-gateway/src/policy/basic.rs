@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Hints, Policy, first_free};
+use super::{Choice, Hints, Policy, Why};
 use crate::pool::Worker;
 
 /// In turn.
@@ -11,10 +11,10 @@ use crate::pool::Worker;
 pub(super) struct RoundRobin(AtomicUsize);
 
 impl Policy for RoundRobin {
-    fn pick(&self, workers: &[Arc<Worker>], _: Hints<'_>) -> usize {
+    fn pick(&self, workers: &Arc<[Arc<Worker>]>, _: Hints<'_>) -> Choice {
         let count = workers.len();
         let start = self.0.fetch_add(1, Ordering::Relaxed) % count;
-        first_free(workers, (0..count).map(|step| (start + step) % count))
+        Choice { index: first_free(workers, (0..count).map(|step| (start + step) % count)), why: Why::Turn }
     }
 }
 
@@ -22,9 +22,18 @@ impl Policy for RoundRobin {
 pub(super) struct Random;
 
 impl Policy for Random {
-    fn pick(&self, workers: &[Arc<Worker>], _: Hints<'_>) -> usize {
+    fn pick(&self, workers: &Arc<[Arc<Worker>]>, _: Hints<'_>) -> Choice {
         let count = workers.len();
         let start = rand::random_range(0..count);
-        first_free(workers, (0..count).map(|step| (start + step) % count))
+        Choice { index: first_free(workers, (0..count).map(|step| (start + step) % count)), why: Why::Chance }
     }
+}
+
+/// The first Worker below capacity, trying `order`; else the first of it.
+fn first_free(workers: &[Arc<Worker>], mut order: impl Iterator<Item = usize>) -> usize {
+    let first = order.next().unwrap_or(0);
+    if !workers[first].is_full() {
+        return first;
+    }
+    order.find(|index| !workers[*index].is_full()).unwrap_or(first)
 }

@@ -1,26 +1,50 @@
 //! The same Worker for the same conversation.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::load::LeastLoad;
-use super::{Hints, Policy};
+use super::load::{Balance, survey};
+use super::view::Views;
+use super::{Choice, Hints, Policy, Why};
 use crate::pool::Worker;
 
-/// Rendezvous hashing: every Router ranks the Workers of a key alike, without state, and a Worker that comes or goes moves
-/// only its own keys. A full Worker passes the key on to the next in rank. Requests without a key go by load.
-pub(super) struct ConsistentHash;
+/// Rendezvous hashing with bounded load: every Router ranks the Workers of a key alike, without state, and a Worker that
+/// comes or goes moves only its own keys. One that is full, or far above its share of the load, passes the key on to the next
+/// in rank. Requests without a key go by load.
+pub(super) struct ConsistentHash {
+    pub(super) balance: Balance,
+    views: Views,
+}
+
+impl ConsistentHash {
+    pub(super) fn new(balance: Balance) -> Self {
+        Self { balance, views: Views::default() }
+    }
+}
 
 impl Policy for ConsistentHash {
-    fn pick(&self, workers: &[Arc<Worker>], hints: Hints<'_>) -> usize {
-        let Some(key) = hints.affinity else { return LeastLoad.pick(workers, hints) };
+    fn pick(&self, workers: &Arc<[Arc<Worker>]>, hints: Hints<'_>) -> Choice {
+        let now = Instant::now();
+        let survey = survey(workers, now);
+        let Some(key) = hints.affinity else { return Choice { index: survey.least, why: Why::NoKey } };
         let key = fnv(key.as_bytes());
-        let rank = |worker: &Worker| mix(key ^ worker.seed());
-        let best = |free: bool| {
-            (0..workers.len())
-                .filter(|index| !free || !workers[*index].is_full())
-                .max_by_key(|index| rank(&workers[*index]))
-        };
-        best(true).or_else(|| best(false)).unwrap_or(0)
+        let view = self.views.of(workers);
+        // Below whom the next in rank is looked for.
+        let mut below = None;
+        let mut first = 0;
+        for rank in 0..workers.len() {
+            let ranked = view.seeds.iter().enumerate().map(|(index, seed)| (mix(key ^ seed), index));
+            let Some(best) = ranked.filter(|one| below.is_none_or(|below| *one < below)).max() else { break };
+            let index = best.1;
+            if !self.balance.is_over(&workers[index], survey.mean, now) {
+                return Choice { index, why: if rank == 0 { Why::Home } else { Why::Spilled { rank } } };
+            }
+            if rank == 0 {
+                first = index;
+            }
+            below = Some(best);
+        }
+        Choice { index: first, why: Why::AllFull }
     }
 }
 

@@ -1,8 +1,24 @@
 //! Which Worker takes the next request.
+//!
+//! | module  | holds                                                           |
+//! |---------|-----------------------------------------------------------------|
+//! | `basic` | in turn, by chance                                              |
+//! | `load`  | by load, and what too much load is                              |
+//! | `hash`  | by conversation                                                 |
+//! | `cache` | by prompt; `index` is who has what, [`chain`] what prompts are  |
+//! | `view`  | what is worked out of a list of Workers once                    |
+//! | `tend`  | forgets the Workers that went                                   |
+//! | `why`   | the reason of a choice, for people                              |
 
 mod basic;
+mod cache;
+pub mod chain;
 mod hash;
+mod index;
 mod load;
+mod tend;
+mod view;
+mod why;
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,17 +27,77 @@ use std::sync::Arc;
 use crate::config::GatewayError;
 use crate::pool::Worker;
 
+pub use load::Balance;
+pub(crate) use tend::tend;
+pub use why::Why;
+
 /// What a policy may look at besides the Workers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hints<'a> {
     /// What ties requests of one conversation together.
     pub affinity: Option<&'a str>,
+    /// The prompt, as [`chain`] has it; empty where [`Policy::wants_prefix`] is false.
+    pub prefix: &'a [u64],
 }
 
-/// Chooses among Workers that are all ready. Reads only: it is called on every request, by many threads.
+/// A Worker and the reason for it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Where in the list it stands.
+    pub index: usize,
+    /// The reason.
+    pub why: Why,
+}
+
+/// How much an index of prompts holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexSize {
+    /// Prompt blocks, once for each Worker that has one.
+    pub blocks: usize,
+    /// Memory it takes.
+    pub bytes: usize,
+}
+
+/// Chooses among Workers that are all ready. Called on every request, by many threads: it waits for nobody.
 pub trait Policy: Send + Sync {
-    /// Index into `workers`, which is never empty. A Worker at capacity is taken only when all are.
-    fn pick(&self, workers: &[Arc<Worker>], hints: Hints<'_>) -> usize;
+    /// Chooses from `workers`, which is never empty. A Worker at capacity is taken only when all are.
+    fn pick(&self, workers: &Arc<[Arc<Worker>]>, hints: Hints<'_>) -> Choice;
+    /// The request goes to this Worker, whoever chose it.
+    fn sent(&self, worker: &Worker, hints: Hints<'_>) {
+        let _ = (worker, hints);
+    }
+    /// It looks at [`Hints::prefix`].
+    fn wants_prefix(&self) -> bool {
+        false
+    }
+    /// These Workers are all there are: what is known of others can be forgotten.
+    fn keep(&self, workers: &[Arc<Worker>]) {
+        let _ = workers;
+    }
+    /// Its index of prompts, if it has one.
+    fn index(&self) -> Option<IndexSize> {
+        None
+    }
+    /// Blocks of prompts that a Worker is known to have.
+    fn blocks_of(&self, worker: &Worker) -> usize {
+        let _ = worker;
+        0
+    }
+}
+
+/// What policies can be told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PolicyOptions {
+    /// Where `consistent_hash` and `cache_aware` give way to load.
+    pub balance: Balance,
+    /// Memory for the index of `cache_aware`, in bytes. Default 32 MiB: 2 million blocks, which is 512 MiB of prompts.
+    pub index_bytes: usize,
+}
+
+impl Default for PolicyOptions {
+    fn default() -> Self {
+        Self { balance: Balance::default(), index_bytes: 32 << 20 }
+    }
 }
 
 /// The policies by name.
@@ -38,21 +114,24 @@ pub enum PolicyKind {
     StreamLoad,
     /// The same Worker for the same conversation.
     ConsistentHash,
+    /// The Worker that has most of the prompt in its cache.
+    CacheAware,
 }
 
 impl PolicyKind {
     /// Every accepted name.
-    pub const NAMES: [&'static str; 6] =
-        ["stream_load", "round_robin", "random", "power_of_two", "consistent_hash", "least_connection"];
+    pub const NAMES: [&'static str; 7] =
+        ["stream_load", "round_robin", "random", "power_of_two", "consistent_hash", "cache_aware", "least_connection"];
 
     /// The policy itself.
-    pub fn build(self) -> Box<dyn Policy> {
+    pub fn build(self, options: PolicyOptions) -> Box<dyn Policy> {
         match self {
             Self::RoundRobin => Box::new(basic::RoundRobin::default()),
             Self::Random => Box::new(basic::Random),
             Self::PowerOfTwo => Box::new(load::PowerOfTwo),
             Self::StreamLoad => Box::new(load::LeastLoad),
-            Self::ConsistentHash => Box::new(hash::ConsistentHash),
+            Self::ConsistentHash => Box::new(hash::ConsistentHash::new(options.balance)),
+            Self::CacheAware => Box::new(cache::CacheAware::new(options.index_bytes, options.balance)),
         }
     }
     /// Its name.
@@ -63,6 +142,7 @@ impl PolicyKind {
             Self::PowerOfTwo => "power_of_two",
             Self::StreamLoad => "stream_load",
             Self::ConsistentHash => "consistent_hash",
+            Self::CacheAware => "cache_aware",
         }
     }
 }
@@ -83,11 +163,7 @@ impl FromStr for PolicyKind {
             // Pushed load includes this Router's own connections, so the peer's name for counting them means the same.
             "stream_load" | "least_connection" => Ok(Self::StreamLoad),
             "consistent_hash" => Ok(Self::ConsistentHash),
-            "cache_aware" => Err(GatewayError::Config(
-                "scheduler_type \"cache_aware\" is not in this version; \"consistent_hash\" keeps a conversation on one \
-                 worker by its `user`, and \"stream_load\" is the default"
-                    .to_owned(),
-            )),
+            "cache_aware" => Ok(Self::CacheAware),
             other => Err(GatewayError::Config(format!(
                 "scheduler_type {other:?} is unknown; choose one of {}",
                 Self::NAMES.join(", ")
@@ -96,11 +172,5 @@ impl FromStr for PolicyKind {
     }
 }
 
-/// The first Worker below capacity, trying `order`; else the first of it.
-fn first_free(workers: &[Arc<Worker>], mut order: impl Iterator<Item = usize>) -> usize {
-    let first = order.next().unwrap_or(0);
-    if !workers[first].is_full() {
-        return first;
-    }
-    order.find(|index| !workers[*index].is_full()).unwrap_or(first)
-}
+#[cfg(test)]
+mod tests;

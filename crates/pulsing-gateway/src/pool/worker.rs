@@ -12,6 +12,9 @@ use pulsing_core::{Instance, Target};
 use crate::engine::Endpoint;
 use crate::protocol::{self, LoadReport};
 
+/// The next Worker's number.
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
 /// A report older than this says nothing: three missed heartbeats of 500 ms.
 const STALE: Duration = Duration::from_millis(1500);
 
@@ -92,11 +95,15 @@ pub struct Worker {
     /// The engine was not reached by this Router yet, or the last attempt failed. Its EngineWorker's word is not enough.
     doubted: AtomicBool,
     born: Instant,
+    /// Tells its cache from all others.
+    cache: AtomicU32,
     facts: ArcSwap<Facts>,
     reachable: AtomicBool,
     running: AtomicU32,
     waiting: AtomicU32,
     capacity: AtomicU32,
+    /// Bits of an `f32`.
+    kv_usage: AtomicU32,
     /// Milliseconds after `born` plus one; 0 = never.
     reported_at: AtomicU64,
     /// Counts reports.
@@ -116,6 +123,7 @@ impl Worker {
             wants_key: AtomicBool::new(true),
             doubted: AtomicBool::new(true),
             born: Instant::now(),
+            cache: AtomicU32::new(NEXT.fetch_add(1, Ordering::Relaxed)),
             facts: ArcSwap::default(),
             // Until it answers the load subscription: who cannot be reached for that cannot serve, and a Worker of unknown
             // capacity would be misjudged beside others.
@@ -123,6 +131,7 @@ impl Worker {
             running: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             capacity: AtomicU32::new(0),
+            kv_usage: AtomicU32::new(0),
             reported_at: AtomicU64::new(0),
             reports: AtomicU64::new(0),
             in_flight: AtomicU32::new(0),
@@ -160,6 +169,10 @@ impl Worker {
     pub(crate) fn seed(&self) -> u64 {
         let id = self.target.actor.0;
         (id >> 64) as u64 ^ id as u64
+    }
+    /// The number of its prompt cache: another Worker has another one, and so has this one after its engine was away.
+    pub fn cache(&self) -> u32 {
+        self.cache.load(Ordering::Relaxed)
     }
     /// What it is doing. The report is newer than the metadata, which has to travel; but who says anywhere that it goes
     /// does go.
@@ -225,7 +238,12 @@ impl Worker {
         self.running.store(report.running, Ordering::Relaxed);
         self.waiting.store(report.waiting, Ordering::Relaxed);
         self.capacity.store(report.capacity, Ordering::Relaxed);
+        self.kv_usage.store(report.kv_usage.to_bits(), Ordering::Relaxed);
         self.reported_at.store(self.now(), Ordering::Release);
+        if matches!(State::parse(&report.state), State::Loading | State::Failed) && self.state() == State::Ready {
+            // What comes back is another process, or has lost what it had.
+            self.cache.store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        }
         let reached = self.set_reachable(true);
         let changed = self.update(|facts| {
             facts.reported = Some(report.state);
@@ -256,9 +274,14 @@ impl Worker {
     /// Requests on it, as well as can be told from here: what it reported plus what it cannot have counted yet, and never
     /// less than what this Router alone has there. A stale report counts for nothing.
     pub fn load(&self) -> u32 {
+        self.load_at(Instant::now())
+    }
+    /// [`load`](Self::load), for who asks many Workers at one time.
+    pub(crate) fn load_at(&self, now: Instant) -> u32 {
         let own = self.in_flight.load(Ordering::Acquire);
         let at = self.reported_at.load(Ordering::Acquire);
-        if at == 0 || self.now().saturating_sub(at) > STALE.as_millis() as u64 {
+        let now = now.saturating_duration_since(self.born).as_millis() as u64 + 1;
+        if at == 0 || now.saturating_sub(at) > STALE.as_millis() as u64 {
             return own;
         }
         let reported = self.running.load(Ordering::Relaxed).saturating_add(self.waiting.load(Ordering::Relaxed));
@@ -271,12 +294,25 @@ impl Worker {
     }
     /// Load, the next request included, in units of its capacity: up to 1 a request starts at once.
     pub fn pressure(&self) -> f64 {
-        f64::from(self.load() + 1) / f64::from(self.capacity())
+        self.pressure_at(Instant::now())
+    }
+    /// [`pressure`](Self::pressure), for who asks many Workers at one time.
+    pub(crate) fn pressure_at(&self, now: Instant) -> f64 {
+        f64::from(self.load_at(now).saturating_add(1)) / f64::from(self.capacity())
     }
     /// The next request would wait.
     pub fn is_full(&self) -> bool {
+        self.is_full_at(Instant::now())
+    }
+    /// [`is_full`](Self::is_full), for who asks many Workers at one time.
+    pub(crate) fn is_full_at(&self, now: Instant) -> bool {
         // A Worker that never said what it takes is not full at one.
-        self.capacity.load(Ordering::Relaxed) != 0 && self.load() >= self.capacity()
+        self.capacity.load(Ordering::Relaxed) != 0 && self.load_at(now) >= self.capacity()
+    }
+    /// Share of its KV cache in use, 0..1; 0 = unknown.
+    pub fn kv_usage(&self) -> f32 {
+        let usage = f32::from_bits(self.kv_usage.load(Ordering::Relaxed));
+        if usage.is_finite() { usage.clamp(0.0, 1.0) } else { 0.0 }
     }
     /// Requests of this Router on it.
     pub fn in_flight(&self) -> u32 {

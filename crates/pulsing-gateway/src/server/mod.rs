@@ -22,6 +22,7 @@ use crate::cluster::Cluster;
 use crate::config::{GatewayConfig, GatewayError};
 use crate::dispatch::Placement;
 use crate::metrics::Metrics;
+use crate::policy::{Policy, tend};
 use crate::pool::Pool;
 
 /// What every request sees.
@@ -82,10 +83,16 @@ impl Gateway {
                 return Err(GatewayError::Config(format!("{name} must be more than 0")));
             }
         }
+        if config.balance_relative.is_nan() || config.balance_relative < 1.0 {
+            return Err(GatewayError::Config("balance_relative must be 1 or more".to_owned()));
+        }
         let (listener, addr) = listen::bind(&config.host, config.port)?;
         let pool = Pool::start(Arc::clone(&cluster), served)
             .map_err(|error| GatewayError::Config(format!("worker_name: {error}")))?;
-        let policy = config.policy.build();
+        let policy: Arc<dyn Policy> = config.policy.build(config.policy_options()).into();
+        if policy.wants_prefix() {
+            tend(&pool, Arc::clone(&policy));
+        }
         let placement = Arc::new(Placement { cluster, pool, policy, config, metrics: Metrics::default() });
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let core = Arc::new(Core {

@@ -25,9 +25,6 @@ use crate::pool::State;
 
 /// Text of a request that a scheduler outside is shown, in bytes.
 const PICK_TEXT: usize = 16 * 1024;
-/// Headers that name a conversation, most telling first.
-const AFFINITY_HEADERS: [&str; 6] =
-    ["x-session-id", "x-user-id", "x-tenant-id", "x-request-id", "x-correlation-id", "x-trace-id"];
 
 const GET: &str = "GET, HEAD, OPTIONS";
 const POST: &str = "POST, OPTIONS";
@@ -323,7 +320,7 @@ fn job(
     deadline: Instant,
 ) -> Job {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).filter(|value| !value.is_empty());
-    let affinity = AFFINITY_HEADERS.iter().find_map(|name| text(name)).map(str::to_owned);
+    let affinity = core.placement.config.session_headers.iter().find_map(|name| text(name)).map(str::to_owned);
     let traceparent = text("traceparent").map(str::to_owned);
     let picker = core.placement.config.picker.as_ref();
     Job {
@@ -335,6 +332,7 @@ fn job(
         request_id: request_id.to_str().unwrap_or_default().to_owned(),
         traceparent,
         affinity: affinity.or_else(|| parsed.affinity.take()),
+        prefix: if core.placement.policy.wants_prefix() { parsed.prefix(body) } else { Vec::new() },
         deadline,
         pick: picker.map(|_| pick_request(&headers, &body[parsed.text.clone()])),
         headers,

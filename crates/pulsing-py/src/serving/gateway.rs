@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pulsing_core::{ActorId, Error, NodeId, Target};
+use pulsing_gateway::policy::chain::Chain;
 use pulsing_gateway::policy::{Hints, Policy};
 use pulsing_gateway::pool::{Pool, Worker};
-use pulsing_gateway::{ActorPicker, ExternalPicker, GatewayConfig, GatewayError, PolicyKind, Served};
+use pulsing_gateway::{ActorPicker, ExternalPicker, GatewayConfig, GatewayError, PolicyKind, PolicyOptions, Served};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::runtime::Handle;
@@ -130,17 +131,26 @@ impl WorkerPicker {
         // No client ever names a model here, so the public name is none that one could ask for.
         let pool = Pool::start(Arc::new(system.core()), vec![Served::new("", worker_name)])
             .map_err(|error| PyValueError::new_err(format!("worker_name: {error}")))?;
-        Ok(Self { pool, kind, policy: Mutex::new(kind.build().into()) })
+        Ok(Self { pool, kind, policy: Mutex::new(kind.build(PolicyOptions::default()).into()) })
     }
-    /// `(node id, actor id)` of a ready worker, or None. `key` ties requests of one conversation together.
-    #[pyo3(signature = (key = None))]
-    fn pick(&self, key: Option<&str>) -> Option<(String, String)> {
+    /// `(node id, actor id)` of a ready worker, or None. `key` ties requests of one conversation together, `text` is the
+    /// prompt.
+    #[pyo3(signature = (key = None, text = None))]
+    fn pick(&self, key: Option<&str>, text: Option<&str>) -> Option<(String, String)> {
         let ready = self.pool.snapshot().ready_for("").unwrap_or_default();
         if ready.is_empty() {
             return None;
         }
         let policy = Arc::clone(&self.policy.lock());
-        let target = ready.get(policy.pick(&ready, Hints { affinity: key }))?.target();
+        let mut chain = Chain::default();
+        if policy.wants_prefix() {
+            chain.push(text.unwrap_or_default().as_bytes());
+        }
+        let prefix = chain.finish();
+        let hints = Hints { affinity: key, prefix: &prefix };
+        let worker = ready.get(policy.pick(&ready, hints).index)?;
+        policy.sent(worker, hints);
+        let target = worker.target();
         Some((target.node.to_string(), target.actor.to_string()))
     }
     /// Every worker as `(node id, actor id, state, load, capacity)`.
@@ -154,7 +164,7 @@ impl WorkerPicker {
     }
     /// Forgets whose turn it is.
     fn reset(&self) {
-        *self.policy.lock() = self.kind.build().into();
+        *self.policy.lock() = self.kind.build(PolicyOptions::default()).into();
     }
     /// Stops watching.
     fn close(&self) {
