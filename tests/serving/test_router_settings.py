@@ -84,4 +84,17 @@ def test_the_command_line_reads_sizes_and_refuses_unknown_flags() -> None:
 
 
 def test_the_gateway_gets_what_is_its_own() -> None:
-    assert "drain_timeout" not in of_the_gateway(resolve({}))
+    assert "drain_timeout" not in of_the_gateway(resolve({}, environ={}), {})
+
+
+def test_the_one_key_comes_from_the_environment_and_nowhere_else(tmp_path: Path) -> None:
+    values = resolve({}, environ={"PULSING_API_KEY": "sk-x"})
+    assert "sk-x" not in str(values)
+    assert of_the_gateway(values, {"PULSING_API_KEY": " sk-x\n"})["api_key"] == "sk-x"
+    with pytest.raises(ConfigError, match="set but empty"):
+        of_the_gateway(values, {"PULSING_API_KEY": " "})
+    with pytest.raises(ConfigError, match="exclude each other"):
+        of_the_gateway(resolve({"api_keys_file": str(tmp_path)}), {"PULSING_API_KEY": "x"})
+    (tmp_path / "router.toml").write_text('api_key = "sk-x"')
+    with pytest.raises(ConfigError, match="unknown key 'api_key'"):
+        resolve({}, tmp_path / "router.toml")

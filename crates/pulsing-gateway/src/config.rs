@@ -1,6 +1,7 @@
 //! What a gateway is started with.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +75,18 @@ pub struct GatewayConfig {
     pub take_back: Duration,
     /// Workers that one request is tried on at most. Default 5.
     pub max_attempts: u32,
+    /// File of API keys, one a line: `name:key` or `name:sha256:hex`, each with its limits. Default none: anybody may ask.
+    pub api_keys_file: Option<PathBuf>,
+    /// The one API key, where there is no file. Default none.
+    pub api_key: Option<String>,
+    /// Answer `/metrics` without a key. Default false; without keys it is open anyway.
+    pub metrics_open: bool,
+    /// Requests that may wait in the Router while all Workers are full; more are refused with 503. 0 = none waits here,
+    /// and Workers queue for themselves. Default 1024.
+    pub max_queue: usize,
+    /// How long a request may wait there. Default 60 s.
+    #[serde(deserialize_with = "seconds")]
+    pub queue_timeout: Duration,
     /// Answer browsers of any origin (CORS). Default true: the API carries no cookies.
     pub cors: bool,
 }
@@ -103,6 +116,11 @@ impl Default for GatewayConfig {
             worker_wait: Duration::from_secs(1),
             take_back: Duration::from_secs(10),
             max_attempts: 5,
+            api_keys_file: None,
+            api_key: None,
+            metrics_open: false,
+            max_queue: 1024,
+            queue_timeout: Duration::from_secs(60),
             cors: true,
         }
     }

@@ -8,6 +8,7 @@
 //! | [`pool`]     | the Workers as they are now: states, load, models                          |
 //! | [`policy`]   | which Worker takes the next request                                        |
 //! | `engine`     | engine servers that joined through an EngineWorker: dialled over HTTP      |
+//! | `admit`      | API keys, their limits, the queue in front of the Workers                  |
 //! | `dispatch`   | one request to one Worker, and to the next when that one fails             |
 //! | [`server`]   | listener, routes, request life                                             |
 //!
@@ -17,17 +18,20 @@
 #![warn(missing_docs)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod admit;
 pub mod api;
 pub mod cluster;
 mod config;
 mod dispatch;
 mod engine;
+mod files;
 mod metrics;
 pub mod picker;
 pub mod policy;
 pub mod pool;
 pub mod protocol;
 pub mod server;
+mod trail;
 
 pub use cluster::Cluster;
 pub use config::{GatewayConfig, GatewayError};

@@ -124,7 +124,7 @@ impl Metrics {
     }
 
     /// Prometheus text 0.0.4.
-    pub(crate) fn render(&self, in_flight: usize, snapshot: &Snapshot) -> String {
+    pub(crate) fn render(&self, in_flight: usize, queued: usize, snapshot: &Snapshot) -> String {
         let mut out = String::with_capacity(8192);
         family(&mut out, "pulsing_router_requests_total", "counter", "Responses by route and status.");
         for route in Route::ALL {
@@ -146,10 +146,11 @@ impl Metrics {
             let _ = writeln!(out, "{name} {value}");
         };
         one("pulsing_router_in_flight", "gauge", "Generation requests being served.", in_flight as u64);
+        one("pulsing_router_queued_requests", "gauge", "Requests that wait until a worker has room.", queued as u64);
         one(
             "pulsing_router_rejected_total",
             "counter",
-            "Requests refused because the house was full.",
+            "Requests refused because the house or the queue was full.",
             self.rejected.load(Relaxed),
         );
         one(

@@ -20,6 +20,8 @@ from pulsing.serving._served import Served, parse_models
 
 CONFIG = "PULSING_ROUTER_CONFIG"
 _FAMILY = "PULSING_ROUTER_"
+API_KEY = "PULSING_API_KEY"
+"""The one API key of a Router, for those who need no file. No flag and no key of a file: others could read those."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,10 @@ class RouterSettings(TypedDict, total=False):
     take_back: float | None
     max_attempts: int | None
     drain_timeout: float | None
+    api_keys_file: str | None
+    metrics_open: bool | None
+    max_queue: int | None
+    queue_timeout: float | None
 
 
 def _scheduler_type(value: Any) -> bool:
@@ -88,6 +94,14 @@ def _seconds(name: str, default: float, doc: str, *, zero: bool = False, **more:
 
 def _count(name: str, default: int, unit: str, doc: str) -> RouterSetting:
     return RouterSetting(name, int, default, unit, doc, "1 or more", number(1, whole=True))
+
+
+def _flag(name: str, default: bool, doc: str) -> RouterSetting:
+    return RouterSetting(name, bool, default, "", doc, "True or False", lambda value: isinstance(value, bool))
+
+
+def _file(name: str, doc: str) -> RouterSetting:
+    return RouterSetting(name, str | None, None, "", doc, "a path", text)
 
 
 def _size(name: str, default: int, doc: str) -> RouterSetting:
@@ -202,6 +216,19 @@ SETTINGS: tuple[RouterSetting, ...] = (
         zero=True,
         of_the_gateway=False,
     ),
+    _file("api_keys_file", "file of API keys, one `name:key` a line; none: anybody may ask"),
+    _flag("metrics_open", False, "answer `/metrics` without a key"),
+    RouterSetting(
+        "max_queue",
+        int,
+        1024,
+        "requests",
+        "requests that may wait here while all workers are full; more are answered 503; 0: none waits here, workers "
+        "queue for themselves",
+        "0 or more",
+        number(0, whole=True),
+    ),
+    _seconds("queue_timeout", 60.0, "how long a request may wait there"),
 )
 
 BY_NAME: dict[str, RouterSetting] = {setting.name: setting for setting in SETTINGS}
@@ -260,8 +287,25 @@ def served(values: Mapping[str, Any]) -> list[Served]:
     return [pair, *table]
 
 
-def of_the_gateway(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `resolve` that the native server takes."""
+def of_the_gateway(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What the native server takes: those of `resolve` that are its own, and the API key of the environment.
+
+    Args:
+        values: What `resolve` returned.
+        environ: Where ``PULSING_API_KEY`` is looked up.
+
+    Raises:
+        ConfigError: The key is set and empty, or there is a file of keys too.
+    """
     first, *more = served(values)
-    handed = {setting.name: values[setting.name] for setting in SETTINGS if setting.of_the_gateway}
-    return handed | {"model_name": first.name, "worker_name": first.worker_name, "models": [first, *more]}
+    taken = {setting.name: values[setting.name] for setting in SETTINGS if setting.of_the_gateway}
+    taken |= {"model_name": first.name, "worker_name": first.worker_name, "models": [first, *more]}
+    key = environ.get(API_KEY)
+    if key is not None:
+        # Set and empty is a script whose secret went missing: going on without one would open the door to everybody.
+        if not key.strip():
+            raise ConfigError(f"{API_KEY} is set but empty: write the key into it, or unset it")
+        if values["api_keys_file"] is not None:
+            raise ConfigError(f"{API_KEY} and api_keys_file exclude each other: unset the one, or leave out the other")
+        taken["api_key"] = key.strip()
+    return taken

@@ -1,6 +1,8 @@
 //! Errors in OpenAI's shape (S3).
 
 use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
 
 use bytes::Bytes;
 use pulsing_core::AppError;
@@ -93,12 +95,26 @@ impl ApiError {
     pub fn slow_body() -> Self {
         Self::new(408, "invalid_request_error", "The request body stopped coming").code("request_timeout")
     }
-    /// 503 for a full house.
-    pub fn overloaded(limit: usize) -> Self {
+    /// 401; `wrong` tells a key that there is not from none at all.
+    pub fn unauthorized(wrong: bool) -> Self {
+        let message = if wrong {
+            "Incorrect API key provided."
+        } else {
+            "You didn't provide an API key. Send it in the header Authorization: Bearer KEY."
+        };
+        Self::new(401, "invalid_request_error", message).code("invalid_api_key")
+    }
+    /// 429: this key's own limit is reached; it may ask again after `wait`.
+    pub fn rate_limited(message: impl Into<String>, wait: Duration) -> Self {
+        let mut error = Self::new(429, "rate_limit_error", message).code("rate_limit_exceeded");
+        error.retry_after = Some(wait.as_secs_f64().ceil().clamp(1.0, 3600.0) as u16);
+        error
+    }
+    /// 503 for a full house; `why` continues the sentence, `retry_after` is in seconds.
+    pub fn overloaded(why: impl fmt::Display, retry_after: u16) -> Self {
         let mut error =
-            Self::new(503, "service_unavailable", format!("The Router already holds {limit} requests; try again soon"))
-                .code("overloaded");
-        error.retry_after = Some(1);
+            Self::new(503, "service_unavailable", format!("The Router is overloaded: {why}")).code("overloaded");
+        error.retry_after = Some(retry_after);
         error
     }
     /// 503 while the Router shuts down.

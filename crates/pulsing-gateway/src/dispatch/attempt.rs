@@ -32,6 +32,7 @@ impl Placement {
     ) -> Result<Upstream, Failure> {
         let again = (!job.stream).then(|| body.clone());
         let lease = worker.lease();
+        job.trail.attempt();
         let left = job.deadline.saturating_duration_since(Instant::now());
         let generate = Generate {
             api: job.api.wire_name().to_owned(),

@@ -23,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::picker::PickRequest;
 use crate::policy::{Hints, Policy};
 use crate::pool::Pool;
+use crate::trail::Trail;
 
 pub(crate) use attempt::broken;
 pub(crate) use source::{Piece, Source};
@@ -52,6 +53,8 @@ pub(crate) struct Job {
     /// The prompt as the policy knows prompts; empty where it does not look at them.
     pub(crate) prefix: Vec<u64>,
     pub(crate) deadline: Instant,
+    /// Where it has been.
+    pub(crate) trail: Arc<Trail>,
     /// For a scheduler outside.
     pub(crate) pick: Option<PickRequest>,
 }

@@ -56,6 +56,7 @@ impl Placement {
         body: Bytes,
     ) -> Result<Engine, Failure> {
         let lease = worker.lease();
+        job.trail.attempt();
         let body = match worker.model_for(self.pool.snapshot().own_name(&job.model)) {
             Some(model) if !job.names_model || model != job.model => with_model(&body, job.model_at.clone(), &model),
             _ => body,

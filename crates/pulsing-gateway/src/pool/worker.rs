@@ -292,6 +292,10 @@ impl Worker {
     pub fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed).max(1)
     }
+    /// It has said what it takes at once.
+    pub fn has_capacity(&self) -> bool {
+        self.capacity.load(Ordering::Relaxed) != 0
+    }
     /// Load, the next request included, in units of its capacity: up to 1 a request starts at once.
     pub fn pressure(&self) -> f64 {
         self.pressure_at(Instant::now())

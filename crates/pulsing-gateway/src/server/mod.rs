@@ -16,8 +16,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use pulsing_core::System;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
+use crate::admit::{Door, Gate};
 use crate::cluster::Cluster;
 use crate::config::{GatewayConfig, GatewayError};
 use crate::dispatch::Placement;
@@ -28,6 +29,8 @@ use crate::pool::Pool;
 /// What every request sees.
 pub(crate) struct Core {
     placement: Arc<Placement>,
+    door: Arc<Door>,
+    gate: Arc<Gate>,
     /// Generation requests in the house.
     in_flight: Arc<AtomicUsize>,
     /// Unix time in seconds.
@@ -54,6 +57,8 @@ pub struct Gateway {
     addr: SocketAddr,
     server: Mutex<Option<JoinHandle<()>>>,
     grace: watch::Sender<Duration>,
+    /// What goes on beside requests.
+    chores: Vec<AbortHandle>,
 }
 
 impl Gateway {
@@ -86,6 +91,7 @@ impl Gateway {
         if config.balance_relative.is_nan() || config.balance_relative < 1.0 {
             return Err(GatewayError::Config("balance_relative must be 1 or more".to_owned()));
         }
+        let door = Arc::new(Door::new(&config)?);
         let (listener, addr) = listen::bind(&config.host, config.port)?;
         let pool = Pool::start(Arc::clone(&cluster), served)
             .map_err(|error| GatewayError::Config(format!("worker_name: {error}")))?;
@@ -95,8 +101,19 @@ impl Gateway {
         }
         let placement = Arc::new(Placement { cluster, pool, policy, config, metrics: Metrics::default() });
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let gate = Arc::new(Gate::new(
+            Arc::clone(&placement.pool),
+            placement.config.max_queue,
+            placement.config.queue_timeout,
+        ));
+        let chores = vec![
+            tokio::spawn(Arc::clone(&door).follow()).abort_handle(),
+            tokio::spawn(Arc::clone(&gate).watch()).abort_handle(),
+        ];
         let core = Arc::new(Core {
             placement,
+            door,
+            gate,
             in_flight: Arc::default(),
             started,
             closing: watch::Sender::new(false),
@@ -105,7 +122,7 @@ impl Gateway {
         let grace = watch::Sender::new(Duration::ZERO);
         let server = tokio::spawn(listen::serve(listener, Arc::clone(&core), grace.subscribe()));
         tracing::info!(%addr, model = %core.placement.config.model_name, worker_name = %core.placement.config.worker_name, "router listens");
-        Ok(Self { core, addr, server: Mutex::new(Some(server)), grace })
+        Ok(Self { core, addr, server: Mutex::new(Some(server)), grace, chores })
     }
 
     /// Where it listens.
@@ -129,6 +146,9 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         if let Some(server) = self.server.lock().take() {
             server.abort();
+        }
+        for chore in &self.chores {
+            chore.abort();
         }
         self.core.placement.pool.stop();
     }

@@ -5,7 +5,9 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use hyper::Request;
 use hyper::body::{Body as _, Incoming};
+use hyper::header;
 
 use crate::api::ApiError;
 
@@ -73,6 +75,13 @@ async fn next(body: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
                 }
             }
         }
+    }
+}
+
+/// Drops a body that nobody wants, so that its sender gets to read the answer.
+pub(super) async fn skip(request: Request<Incoming>) {
+    if !request.body().is_end_stream() && !request.headers().contains_key(header::EXPECT) {
+        discard(request.into_body()).await;
     }
 }
 

@@ -4,6 +4,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 
 use super::body::Body;
+use crate::admit::Rate;
 use crate::api::ApiError;
 use crate::engine::Head;
 
@@ -61,6 +62,9 @@ pub(super) fn error(error: &ApiError) -> Response<Body> {
     if error.no_retry {
         headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
     }
+    if error.status == 401 {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"pulsing\""));
+    }
     if let Some(allow) = error.allow {
         headers.insert(header::ALLOW, HeaderValue::from_static(allow));
     }
@@ -88,9 +92,13 @@ pub(super) fn preflight(allow: &'static str, request: &HeaderMap, cors: bool) ->
     response
 }
 
-pub(super) fn finish(response: &mut Response<Body>, request_id: &HeaderValue, cors: bool) {
+pub(super) fn finish(response: &mut Response<Body>, request_id: &HeaderValue, rate: Option<Rate>, cors: bool) {
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, request_id.clone());
+    for (name, value) in rate.iter().flat_map(Rate::headers) {
+        // An engine's own limits are none of the client's.
+        headers.insert(name, value);
+    }
     if cors {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
         headers.insert(

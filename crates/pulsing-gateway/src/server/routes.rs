@@ -16,7 +16,9 @@ use super::body::Body;
 use super::events::EventStream;
 use super::track::Tracker;
 use super::{Core, receive, respond};
+use crate::admit::{Client, Rate};
 use crate::api::{self, Answer, Api, ApiError, Envelope, Parsed, StreamWriter};
+use crate::config::GatewayConfig;
 use crate::dispatch::{Job, Piece, Source};
 use crate::engine::{Head, Whole, usage_in};
 use crate::metrics::Route;
@@ -54,6 +56,14 @@ impl Endpoint {
             other => Self::Model(decode_percent(other.strip_prefix("/models/")?)),
         })
     }
+    /// Whether it is answered without a key. Whatever is not named here is not.
+    fn is_open(&self, config: &GatewayConfig) -> bool {
+        match self {
+            Self::Root | Self::Health | Self::Ready => true,
+            Self::Metrics => config.metrics_open,
+            _ => false,
+        }
+    }
     fn allow(&self) -> &'static str {
         if matches!(self, Self::Generate(_)) { POST } else { GET }
     }
@@ -76,32 +86,69 @@ pub(super) async fn handle(core: Arc<Core>, request: Request<Incoming>) -> Respo
     let is_head = request.method() == Method::HEAD;
     let endpoint = Endpoint::of(request.uri().path());
     let route = endpoint.as_ref().map_or(Route::Other, Endpoint::route);
-    let mut response = match endpoint {
-        None => respond::error(&ApiError::unknown_path(request.method().as_str(), request.uri().path())),
-        Some(endpoint) => {
-            let method = request.method();
-            let fits = match endpoint {
-                Endpoint::Generate(_) => method == Method::POST,
-                _ => method == Method::GET || is_head,
-            };
-            if method == Method::OPTIONS {
-                respond::preflight(endpoint.allow(), request.headers(), cors)
-            } else if !fits {
-                respond::error(&ApiError::method_not_allowed(method.as_str(), endpoint.allow()))
-            } else {
-                match answer(&core, endpoint, request, &request_id).await {
-                    Ok(response) => response,
-                    Err(error) => respond::error(&error),
-                }
-            }
+    let mut rate = None;
+    let answered = match endpoint {
+        None => Err(ApiError::unknown_path(request.method().as_str(), request.uri().path())),
+        Some(endpoint) if request.method() == Method::OPTIONS => {
+            Ok(respond::preflight(endpoint.allow(), request.headers(), cors))
         }
+        Some(endpoint) => enter(&core, endpoint, request, &request_id, &mut rate).await,
     };
+    let mut response = answered.unwrap_or_else(|error| respond::error(&error));
     core.placement.metrics.request(route, response.status().as_u16());
-    respond::finish(&mut response, &request_id, cors);
+    respond::finish(&mut response, &request_id, rate, cors);
     if is_head {
         strip_body(&mut response);
     }
     response
+}
+
+/// Lets a request in: who asks, how, and how often. All of it before the body is read.
+async fn enter(
+    core: &Arc<Core>,
+    endpoint: Endpoint,
+    mut request: Request<Incoming>,
+    request_id: &HeaderValue,
+    rate: &mut Option<Rate>,
+) -> Result<Response<Body>, ApiError> {
+    if let Err(error) = check(core, &endpoint, &mut request, rate) {
+        receive::skip(request).await;
+        return Err(error);
+    }
+    answer(core, endpoint, request, request_id).await
+}
+
+fn check(
+    core: &Core,
+    endpoint: &Endpoint,
+    request: &mut Request<Incoming>,
+    rate: &mut Option<Rate>,
+) -> Result<(), ApiError> {
+    let client = match core.door.ask(request.headers()) {
+        Err(_) if endpoint.is_open(&core.placement.config) => None,
+        asked => Some(asked?),
+    };
+    let method = request.method();
+    let fits = match endpoint.allow() {
+        POST => method == Method::POST,
+        _ => method == Method::GET || method == Method::HEAD,
+    };
+    if !fits {
+        return Err(ApiError::method_not_allowed(method.as_str(), endpoint.allow()));
+    }
+    if let Some(client) = client {
+        if method == Method::POST {
+            let counted;
+            (*rate, counted) = client.count();
+            counted?;
+        }
+        request.extensions_mut().insert(client);
+    }
+    if core.door.is_locked() {
+        // It is this Router's key, and no engine's.
+        request.headers_mut().remove(header::AUTHORIZATION);
+    }
+    Ok(())
 }
 
 /// A response to HEAD says how long the body would be, and has none.
@@ -148,7 +195,7 @@ async fn answer(
             respond::json(code, body.to_string())
         }
         Endpoint::Metrics => {
-            let text = core.placement.metrics.render(core.in_flight.load(Acquire), &snapshot);
+            let text = core.placement.metrics.render(core.in_flight.load(Acquire), core.gate.waiting(), &snapshot);
             respond::with_type(200, "text/plain; version=0.0.4; charset=utf-8", Body::full(text))
         }
         Endpoint::Models => {
@@ -194,7 +241,14 @@ async fn generate(
     request_id: &HeaderValue,
 ) -> Result<Response<Body>, ApiError> {
     let route = if api == Api::Chat { Route::Chat } else { Route::Completions };
-    let mut tracker = Tracker::admit(core, route)?;
+    let client = request.extensions().get::<Client>().cloned().ok_or_else(|| ApiError::unauthorized(false))?;
+    let mut tracker = match Tracker::admit(core, route, client) {
+        Ok(tracker) => tracker,
+        Err(error) => {
+            receive::skip(request).await;
+            return Err(error);
+        }
+    };
     let outcome = tokio::select! {
         biased;
         outcome = run(core, api, request, request_id, &mut tracker) => outcome,
@@ -243,9 +297,10 @@ async fn run(
     if core.placement.pool.snapshot().ready_for(&model).is_none() {
         return Err(unknown_model(core, &model));
     }
+    tracker.queue(&model, body.len(), deadline).await?;
     let choices = parsed.bodies.len() as u32 * parsed.n;
     let bodies = std::mem::take(&mut parsed.bodies);
-    let job = Arc::new(job(core, head.headers, request_id, &body, &mut parsed, &model, deadline));
+    let job = Arc::new(job(core, head.headers, request_id, &body, &mut parsed, &model, tracker));
     let envelope = Envelope { api, id: answer_id(api), created: unix_now(), model, choices };
     let mut source = Source::new(&core.placement, &job, body, bodies, parsed.n);
     let late = || ApiError::deadline(config.request_timeout.as_secs_f64());
@@ -317,7 +372,7 @@ fn job(
     body: &Bytes,
     parsed: &mut Parsed,
     model: &str,
-    deadline: Instant,
+    tracker: &Tracker,
 ) -> Job {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).filter(|value| !value.is_empty());
     let affinity = core.placement.config.session_headers.iter().find_map(|name| text(name)).map(str::to_owned);
@@ -333,7 +388,8 @@ fn job(
         traceparent,
         affinity: affinity.or_else(|| parsed.affinity.take()),
         prefix: if core.placement.policy.wants_prefix() { parsed.prefix(body) } else { Vec::new() },
-        deadline,
+        deadline: tracker.started + core.placement.config.request_timeout,
+        trail: Arc::clone(&tracker.trail),
         pick: picker.map(|_| pick_request(&headers, &body[parsed.text.clone()])),
         headers,
     }

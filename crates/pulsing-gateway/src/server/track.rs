@@ -5,42 +5,80 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::Instant;
 
 use super::Core;
+use crate::admit::{Client, Place};
 use crate::api::ApiError;
 use crate::metrics::Route;
 use crate::protocol::Usage;
+use crate::trail::Trail;
+
+/// English text has about four bytes a token: what a request costs its key until its tokens are known.
+const BYTES_A_TOKEN: f64 = 4.0;
 
 /// A place in the house (S6) and the numbers of one request. Dropped before the end, it counts a client that left.
 pub(crate) struct Tracker {
     core: Arc<Core>,
     route: Route,
     pub(super) started: Instant,
+    pub(super) client: Client,
+    pub(super) trail: Arc<Trail>,
+    /// What the key was charged beforehand, in tokens.
+    expected: f64,
     first_token: bool,
     /// A status went out.
     answered: bool,
     over: bool,
+    /// One of the places of its key.
+    _place: Place,
 }
 
 impl Tracker {
     /// Takes a place.
     ///
     /// # Errors
-    /// 503 when the house is full. Costs next to nothing: the body has not been read.
-    pub(super) fn admit(core: &Arc<Core>, route: Route) -> Result<Self, ApiError> {
+    /// 429 when all places of the client's key are taken, 503 when the house is full. Costs next to nothing: the body has
+    /// not been read.
+    pub(super) fn admit(core: &Arc<Core>, route: Route, client: Client) -> Result<Self, ApiError> {
+        let place = client.enter()?;
         let limit = core.placement.config.max_requests;
         let mut tracker = Self {
             core: Arc::clone(core),
             route,
             started: Instant::now(),
+            client,
+            trail: Arc::default(),
+            expected: 0.0,
             first_token: false,
             answered: false,
             over: false,
+            _place: place,
         };
-        if core.in_flight.fetch_add(1, AcqRel) < limit {
-            return Ok(tracker);
+        let full = if core.in_flight.fetch_add(1, AcqRel) < limit {
+            core.gate.check().err()
+        } else {
+            let why = format!("it holds {limit} requests already; try again later");
+            Some(ApiError::overloaded(why, core.gate.retry_after()))
+        };
+        match full {
+            None => Ok(tracker),
+            Some(error) => {
+                core.placement.metrics.rejected.fetch_add(1, Relaxed);
+                tracker.over = true;
+                Err(error)
+            }
         }
-        core.placement.metrics.rejected.fetch_add(1, Relaxed);
-        tracker.over = true;
-        Err(ApiError::overloaded(limit))
+    }
+    /// Waits until a Worker has room for a request of `body` bytes.
+    ///
+    /// # Errors
+    /// 503 when too many wait already, or when its turn does not come in time.
+    pub(super) async fn queue(&mut self, model: &str, body: usize, deadline: Instant) -> Result<(), ApiError> {
+        self.expected = body as f64 / BYTES_A_TOKEN;
+        let ticket = self.core.gate.enter(model, &self.client, self.expected, deadline).await;
+        let ticket = ticket.inspect_err(|_| {
+            self.core.placement.metrics.rejected.fetch_add(1, Relaxed);
+        })?;
+        self.trail.let_through(ticket);
+        Ok(())
     }
     /// Returns when the gateway waits no longer.
     pub(super) fn cut(&self) -> impl Future<Output = ()> + Send + 'static {
@@ -65,6 +103,11 @@ impl Tracker {
     /// The whole answer is out.
     pub(super) fn complete(&mut self, usage: Option<Usage>) {
         self.over = true;
+        if let Some(usage) = &usage {
+            let tokens = f64::from(usage.prompt_tokens) + f64::from(usage.completion_tokens);
+            // Nothing is given back: others were placed behind what was charged.
+            self.client.account.charge(self.client.cost((tokens - self.expected).max(0.0)));
+        }
         self.core.placement.metrics.finished(self.started.elapsed(), usage);
     }
     /// The request ended with an error instead of a stream.
@@ -83,6 +126,7 @@ impl Tracker {
 impl Drop for Tracker {
     fn drop(&mut self) {
         self.core.in_flight.fetch_sub(1, AcqRel);
+        self.core.gate.ended();
         if self.over {
             return;
         }

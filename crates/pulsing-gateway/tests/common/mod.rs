@@ -398,7 +398,12 @@ impl Client {
         self.stream.write_all(bytes).await.unwrap();
     }
     pub async fn post(&mut self, path: &str, body: &str) {
-        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        self.post_with(path, "", body).await;
+    }
+    /// `headers`: lines, each ended by CRLF.
+    pub async fn post_with(&mut self, path: &str, headers: &str, body: &str) {
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {length}\r\n\r\n{body}");
         self.write(head.as_bytes()).await;
     }
     async fn more(&mut self) -> bool {
@@ -486,3 +491,9 @@ pub async fn get(gateway: &Gateway, path: &str) -> Response {
 }
 pub const CHAT: &str = r#"{"model":"alias","messages":[{"role":"user","content":"hi"}]}"#;
 pub const STREAM: &str = r#"{"model":"alias","messages":[{"role":"user","content":"hi"}],"stream":true}"#;
+/// One request with headers of its own, each line ended by CRLF, on its own connection.
+pub async fn post_with(gateway: &Gateway, path: &str, headers: &str, body: &str) -> Response {
+    let mut client = Client::connect(gateway).await;
+    client.post_with(path, headers, body).await;
+    client.response(true).await
+}
