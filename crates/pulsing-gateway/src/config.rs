@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::picker::ExternalPicker;
 use crate::policy::{Balance, PolicyKind, PolicyOptions};
-use crate::pool::Served;
+use crate::pool::{Limits, Served};
 
 /// Settings of one gateway. In JSON, as the Router hands them over, names are the Router's and times are in seconds; what
 /// is left out has its default.
@@ -73,6 +73,17 @@ pub struct GatewayConfig {
     /// sent elsewhere. Default 10 s: a process that is only busy comes back sooner.
     #[serde(deserialize_with = "seconds")]
     pub take_back: Duration,
+    /// Silence after which a Worker is not chosen, and its requests that have no answer yet are taken back and sent to
+    /// another one. Default 1.5 s: three missed load reports.
+    #[serde(deserialize_with = "seconds")]
+    pub worker_silence: Duration,
+    /// The same for a Worker that reports requests and no progress; more for what takes it longer. Default 10 s.
+    #[serde(deserialize_with = "seconds")]
+    pub worker_standstill: Duration,
+    /// How long a request waits for a Worker where all have fallen silent. Default 10 s: a machine that only swaps comes
+    /// back sooner.
+    #[serde(deserialize_with = "seconds")]
+    pub silence_wait: Duration,
     /// Workers that one request is tried on at most. Default 5.
     pub max_attempts: u32,
     /// File of API keys, one a line: `name:key` or `name:sha256:hex`, each with its limits. Default none: anybody may ask.
@@ -115,6 +126,9 @@ impl Default for GatewayConfig {
             ping_interval: Duration::from_secs(15),
             worker_wait: Duration::from_secs(1),
             take_back: Duration::from_secs(10),
+            worker_silence: Limits::default().silence,
+            worker_standstill: Limits::default().standstill,
+            silence_wait: Duration::from_secs(10),
             max_attempts: 5,
             api_keys_file: None,
             api_key: None,

@@ -73,6 +73,7 @@ pub(crate) enum Retry {
     Lost,
     Unready,
     Failed,
+    TakenBack,
 }
 
 /// All counters of one gateway.
@@ -81,7 +82,7 @@ pub(crate) struct Metrics {
     requests: [[AtomicU64; SLOTS]; Route::ALL.len()],
     ttft: Histogram,
     duration: Histogram,
-    retries: [AtomicU64; 3],
+    retries: [AtomicU64; 4],
     prompt_tokens: AtomicU64,
     completion_tokens: AtomicU64,
     cached_tokens: AtomicU64,
@@ -180,6 +181,7 @@ impl Metrics {
                 ("lost", self.retries[0].load(Relaxed)),
                 ("unready", self.retries[1].load(Relaxed)),
                 ("failed", self.retries[2].load(Relaxed)),
+                ("taken_back", self.retries[3].load(Relaxed)),
             ],
         );
         labelled(

@@ -117,7 +117,7 @@ pub struct Usage {
     pub cached_tokens: u32,
 }
 
-/// How a worker is doing; sent on change and as a heartbeat every 500 ms.
+/// How a worker is doing; sent on change and as a heartbeat at least every 500 ms.
 #[derive(Clone, PartialEq, Message)]
 pub struct LoadReport {
     /// `loading`, `ready`, `draining` or `failed`.
@@ -138,7 +138,7 @@ pub struct LoadReport {
     /// Requests finished since it started.
     #[prost(uint64, tag = "6")]
     pub processed: u64,
-    /// Milliseconds since the last token; 0 when idle.
+    /// Milliseconds since the last token or part of a prompt; 0 when idle or when only clients are waited for.
     #[prost(uint64, tag = "7")]
     pub progress_age_ms: u64,
     /// Names of the models it serves.

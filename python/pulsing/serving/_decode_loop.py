@@ -134,10 +134,14 @@ class DecodeLoop:
         model: a causal language model of transformers, in eval mode.
         name: the thread's name.
         threads: torch threads, or ``None`` to leave torch's own choice.
+        progressed: called on the engine's thread after each part of a prompt.
     """
 
-    def __init__(self, model: Any, name: str, threads: int | None = None) -> None:
+    def __init__(
+        self, model: Any, name: str, threads: int | None = None, progressed: Callable[[], None] | None = None
+    ) -> None:
         self._model = model
+        self._progressed = progressed
         self._threads = threads
         parameters = inspect.signature(model.forward).parameters
         # transformers 5.24 renamed the argument; both are tried so that all of 5.x serves.
@@ -196,6 +200,8 @@ class DecodeLoop:
                 chunk = list(job.ids[job.prefilled : job.prefilled + _PREFILL_CHUNK])
                 logits = self._forward(job, chunk)
                 job.prefilled += len(chunk)
+                if self._progressed is not None:
+                    self._progressed()
                 if job.prefilled < len(job.ids):
                     return True
             else:

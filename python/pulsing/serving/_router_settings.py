@@ -67,6 +67,9 @@ class RouterSettings(TypedDict, total=False):
     ping_interval: float | None
     worker_wait: float | None
     take_back: float | None
+    worker_silence: float | None
+    worker_standstill: float | None
+    silence_wait: float | None
     max_attempts: int | None
     drain_timeout: float | None
     api_keys_file: str | None
@@ -208,6 +211,19 @@ SETTINGS: tuple[RouterSetting, ...] = (
         10.0,
         "how long an engine server must have been gone before what it has not begun to answer is sent elsewhere",
     ),
+    _seconds(
+        "worker_silence",
+        1.5,
+        "silence of a worker, which reports every 0.2 s, after which it is not chosen, and what it has not begun to "
+        "answer is sent elsewhere",
+    ),
+    _seconds(
+        "worker_standstill",
+        10.0,
+        "the same for a worker that reports requests and no progress; three times what it was seen to need, where that "
+        "is more",
+    ),
+    _seconds("silence_wait", 10.0, "how long a request waits for a worker where all have fallen silent", zero=True),
     _count("max_attempts", 5, "workers", "workers that one request is tried on at most"),
     _seconds(
         "drain_timeout",

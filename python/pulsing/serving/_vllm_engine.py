@@ -57,10 +57,12 @@ class EngineLoad:
 
     Args:
         changed: called on the engine's loop when the numbers have changed enough to tell somebody.
+        progressed: called there after each step of the engine.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None], progressed: Callable[[], None]) -> None:
         self._changed = changed
+        self._progressed = progressed
         self._told = (0, 0.0)
         self._of: dict[int, tuple[int, int, float]] = {}
 
@@ -91,6 +93,7 @@ class EngineLoad:
         """Called by vLLM."""
         if scheduler_stats is None:
             return
+        self._progressed()
         waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         self._of[engine_idx] = (scheduler_stats.num_running_reqs, waiting, scheduler_stats.kv_cache_usage)
         told_waiting, told_usage = self._told
@@ -216,6 +219,7 @@ class EngineStart:
         chat_template: see :class:`Engine`.
         tool_call_parser: see :class:`Engine`.
         load_changed: see :class:`EngineLoad`.
+        progressed: see :class:`EngineLoad`.
     """
 
     def __init__(
@@ -226,13 +230,14 @@ class EngineStart:
         chat_template: str | None,
         tool_call_parser: str | None,
         load_changed: Callable[[], None],
+        progressed: Callable[[], None],
     ) -> None:
         self._model = model
         self._name = name
         self._arguments = arguments
         self._chat_template = chat_template
         self._tool_call_parser = tool_call_parser
-        self._load = EngineLoad(load_changed)
+        self._load = EngineLoad(load_changed, progressed)
         self._lock = threading.Lock()
         self._called_off = False
         self._before: set[int | None] | None = None

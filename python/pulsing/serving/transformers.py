@@ -165,7 +165,7 @@ class TransformersWorker(Worker):
         self._defaults = SamplingDefaults.of(generation)
         self._end_tokens = _ids(generation.eos_token_id) | _ids(tokenizer.eos_token_id)
         self._codec = codec
-        self._loop_thread = DecodeLoop(model, f"decode {self.model}", threads)
+        self._loop_thread = DecodeLoop(model, f"decode {self.model}", threads, self.progressed)
 
     async def close(self) -> None:
         """End the engine's thread."""

@@ -151,6 +151,7 @@ class VllmWorker(Worker):
             self._chat_template,
             self._tool_call_parser,
             self._load_changed,
+            self.progressed,
         )
         if self._closed:
             self._start.call_off()

@@ -47,8 +47,9 @@ __all__ = [
 
 _log = logging.getLogger("pulsing.serving")
 
-# Heartbeat of load reports: a Router takes a worker's requests back after three missed ones.
-_HEARTBEAT = 0.5
+# Heartbeat of load reports in seconds: a Router takes a worker's requests back after 1.5 s of silence. The protocol
+# asks for one in 0.5 s; the sooner the last one before a hang, the sooner the hang is seen.
+_HEARTBEAT = 0.2
 # Load changes with every request; between two reports at least this long, or a fast engine reports more than it works.
 _REPORT_GAP = 0.01
 # The runtime gives an actor's on_stop 60 s; closing the engine needs some of it.
@@ -124,6 +125,8 @@ class Worker(Actor):
         self._waiting = 0
         self._processed = 0
         self._last_token = 0.0
+        # Running requests whose client does not read: the engine waits for it, and not it for the engine.
+        self._held = 0
         self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
         self._requests: set[asyncio.Task[Any]] = set()
         self._stopped = False
@@ -244,6 +247,8 @@ class Worker(Actor):
                 self._set_state("failed", f"{type(error).__name__}: {reason}"[:500])
             raise
         self._loaded = True
+        # A request that came first has waited for the load, not for its tokens.
+        self.progressed()
         _log.info("%s: ready after %.1f s", self.model, time.monotonic() - begun)
         if self._state != "draining":
             self._set_state("ready")
@@ -254,9 +259,18 @@ class Worker(Actor):
         for changed in self._watchers.values():
             changed.set()
 
+    def progressed(self) -> None:
+        """Say that the engine gets on with its requests, where it works on without a delta: between two parts of a long
+        prompt. Any thread.
+
+        Routers take requests back from a worker that has some and makes no progress for 10 s or, where it has been
+        seen to take longer, three times what it took.
+        """
+        self._last_token = time.monotonic()
+
     def load_report(self) -> LoadReport:
         """How this worker is doing now."""
-        idle = self._running == 0
+        idle = self._running <= self._held
         return LoadReport(
             state=self._state,
             running=self._running,
@@ -408,8 +422,8 @@ class Worker(Actor):
             await self._slots.acquire()
         finally:
             self._waiting -= 1
-        if self._running == 0:
-            self._last_token = time.monotonic()
+        if self._running <= self._held:
+            self.progressed()
         self._running += 1
         self._load_changed()
         try:
@@ -438,10 +452,14 @@ class Worker(Actor):
         generated = cast("AsyncGenerator[Delta, None]", self.generate(request))
         async with contextlib.aclosing(generated) as deltas:
             async for delta in deltas:
-                self._last_token = time.monotonic()
                 if delta.finish_reason is not None:
                     open_choices.discard(delta.index)
-                await call.send(encode_deltas([delta]))
+                self._held += 1
+                try:
+                    await call.send(encode_deltas([delta]))
+                finally:
+                    self._held -= 1
+                self._last_token = time.monotonic()
         if open_choices:
             await call.send(encode_deltas([Delta(index=index, finish_reason="stop") for index in sorted(open_choices)]))
 

@@ -1,13 +1,14 @@
 //! One request to one actor Worker.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pulsing_core::{CallOptions, Error, ItemStream, Reply};
 
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
+use crate::cluster::BoxFuture;
 use crate::pool::{Lease, Worker};
 use crate::protocol::{self, Deltas, Generate, Kind, Request};
 
@@ -17,22 +18,54 @@ pub(super) struct Upstream {
     pub(super) first: Option<Deltas>,
     pub(super) lease: Lease,
     /// To begin again with elsewhere; `None` once the client sees the pieces.
-    pub(super) body: Option<Bytes>,
-    /// Workers that this request has lost before.
+    pub(super) again: Option<Again>,
+}
+
+/// What it takes to begin anew on another Worker.
+pub(super) struct Again {
+    pub(super) body: Bytes,
+    pub(super) past: Past,
+    /// Ends when the request is to be taken back.
+    pub(super) gone: BoxFuture<()>,
+}
+
+/// What a request has been through.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Past {
+    /// Workers that were lost while they had it.
     pub(super) lost: u32,
+    /// Longest time that it has waited for an answer on a Worker from which it was taken back.
+    pub(super) waited: Duration,
 }
 
 impl Placement {
     pub(super) async fn attempt(
-        &self,
+        self: &Arc<Self>,
         worker: &Arc<Worker>,
-        job: &Job,
+        job: &Arc<Job>,
         body: Bytes,
-        lost: u32,
+        past: &mut Past,
     ) -> Result<Upstream, Failure> {
         let again = (!job.stream).then(|| body.clone());
-        let lease = worker.lease();
+        let mut lease = worker.lease_for(body.len(), past.waited);
         job.trail.attempt();
+        let mut gone: BoxFuture<()> = Box::pin(Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job)));
+        let begun = tokio::select! {
+            biased;
+            begun = self.begin(worker, job, body) => begun,
+            () = &mut gone => {
+                past.waited = past.waited.max(lease.begun().elapsed());
+                Err(Failure::TakenBack)
+            }
+        };
+        let (stream, first) = begun?;
+        lease.answered();
+        let again = again.map(|body| Again { body, past: *past, gone });
+        Ok(Upstream { stream, first: Some(first), lease, again })
+    }
+
+    /// Calls the Worker and waits for the first piece.
+    async fn begin(&self, worker: &Worker, job: &Job, body: Bytes) -> Result<(ItemStream, Deltas), Failure> {
         let left = job.deadline.saturating_duration_since(Instant::now());
         let generate = Generate {
             api: job.api.wire_name().to_owned(),
@@ -50,10 +83,7 @@ impl Placement {
             Reply::Value(_) => return Err(broken("the worker answered with a value where a stream was due")),
         };
         match stream.next().await {
-            Some(Ok(item)) => {
-                let first = protocol::decode::<Deltas>(&item).map_err(|error| broken(&error))?;
-                Ok(Upstream { stream, first: Some(first), lease, body: again, lost })
-            }
+            Some(Ok(item)) => Ok((stream, protocol::decode::<Deltas>(&item).map_err(|error| broken(&error))?)),
             Some(Err(error)) => Err(self.classify(error)),
             None => Err(broken("the worker ended without an answer")),
         }
@@ -93,6 +123,7 @@ impl Placement {
                 self.pool.suspect(worker);
                 ApiError::worker_fault("the worker was lost in the middle of its answer")
             }
+            Failure::TakenBack => ApiError::worker_fault("the worker hangs in the middle of its answer"),
             Failure::Unready(error) | Failure::Failed(error) | Failure::Final(error) => error,
         }
     }

@@ -4,11 +4,13 @@
 //! |-------------|------------------------------------------------------------------------|
 //! | `place`     | which Worker, and which one next                                       |
 //! | `attempt`   | one request to one actor Worker, and what its errors mean              |
+//! | `takeback`  | when a request is taken back from a Worker that hangs                   |
 //! | `source`    | the pieces of the answer, whatever they come from                      |
 
 mod attempt;
 mod place;
 mod source;
+mod takeback;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -70,6 +72,8 @@ impl Job {
 pub(crate) enum Failure {
     /// The Worker, or the way to it, is gone: nothing of the answer was seen, so another may give it.
     Lost(String),
+    /// The Worker hangs, and another one is ready: the request has been taken back from it.
+    TakenBack,
     /// The Worker takes no requests now.
     Unready(ApiError),
     /// The Worker failed on this request.

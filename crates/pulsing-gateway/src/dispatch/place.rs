@@ -8,7 +8,7 @@ use bytes::Bytes;
 use pulsing_core::ActorId;
 use tokio::sync::oneshot;
 
-use super::attempt::{Upstream, lost_too_often};
+use super::attempt::{Past, Upstream, lost_too_often};
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
 use crate::engine::Engine;
@@ -41,7 +41,7 @@ impl Placement {
         job: Arc<Job>,
         body: Bytes,
         takers: Takers,
-        mut lost: u32,
+        mut past: Past,
     ) -> Result<Placed, ApiError> {
         let mut excluded: Vec<ActorId> = Vec::new();
         let mut failed: Option<ApiError> = None;
@@ -50,14 +50,17 @@ impl Placement {
         let mut versions = self.pool.versions();
         loop {
             versions.mark_unchanged();
-            let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
+            let ready = self.candidates(&job.model);
             let Some(worker) = self.choose(&ready, &excluded, &job, takers).await else {
                 if let Some(error) = failed {
                     return Err(error);
                 }
-                // Waiting pays only when somebody has just been lost: then another may be coming.
-                let hurt = lost > 0 || last_words.is_some() || self.pool.snapshot().count(State::Unreachable) > 0;
-                let until = *patience.get_or_insert_with(|| Instant::now() + self.config.worker_wait);
+                // Waiting pays only when somebody has just been lost: then another may be coming, or a silent one wakes.
+                let snapshot = self.pool.snapshot();
+                let silent = snapshot.count(State::Silent) > 0;
+                let hurt = silent || past.lost > 0 || last_words.is_some() || snapshot.count(State::Unreachable) > 0;
+                let wait = if silent { self.config.silence_wait } else { self.config.worker_wait };
+                let until = *patience.get_or_insert_with(Instant::now) + wait;
                 if hurt && tokio::time::timeout_at(until.into(), versions.changed()).await.is_ok_and(|ok| ok.is_ok()) {
                     continue;
                 }
@@ -71,10 +74,10 @@ impl Placement {
             let attempt = match worker.endpoint() {
                 Some(endpoint) => tokio::select! {
                     answer = self.attempt_engine(&worker, endpoint, &job, body.clone()) => answer.map(Placed::Engine),
-                    () = self.gone(&worker, &job) => Err(Failure::Lost("the engine stopped answering".to_owned())),
+                    () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job)) => Err(Failure::TakenBack),
                 },
                 None if takers == Takers::Undivided => return Ok(Placed::Divide),
-                None => self.attempt(&worker, &job, body.clone(), lost).await.map(Placed::Actor),
+                None => self.attempt(&worker, &job, body.clone(), &mut past).await.map(Placed::Actor),
             };
             match attempt {
                 Ok(placed) => return Ok(placed),
@@ -82,11 +85,15 @@ impl Placement {
                 Err(Failure::Lost(error)) => {
                     tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, %error, "lost before the first piece; trying another worker");
                     self.pool.suspect(&worker);
-                    lost += 1;
-                    if lost >= self.config.max_attempts {
-                        return Err(lost_too_often(lost));
+                    past.lost += 1;
+                    if past.lost >= self.config.max_attempts {
+                        return Err(lost_too_often(past.lost));
                     }
                     self.metrics.retry(Retry::Lost);
+                }
+                Err(Failure::TakenBack) => {
+                    tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, "taken back from a worker that hangs");
+                    self.metrics.retry(Retry::TakenBack);
                 }
                 Err(Failure::Unready(error)) => {
                     excluded.push(worker.target().actor);
@@ -109,28 +116,12 @@ impl Placement {
         }
     }
 
-    /// Ends when an engine has been gone for so long that what it has not begun to answer is better sent to another one,
-    /// and there is another one. A connection to a process that hangs says nothing of it.
-    async fn gone(&self, worker: &Arc<Worker>, job: &Job) {
-        let mut versions = self.pool.versions();
-        let mut since = None;
-        loop {
-            versions.mark_unchanged();
-            let others = || {
-                let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
-                ready.iter().any(|other| !Arc::ptr_eq(other, worker))
-            };
-            since = (worker.state() == State::Failed && others()).then(|| since.unwrap_or_else(Instant::now));
-            let changed = match since.map(|since: Instant| since + self.config.take_back) {
-                Some(until) if Instant::now() >= until => return,
-                Some(until) => tokio::time::timeout_at(until.into(), versions.changed()).await.unwrap_or(Ok(())),
-                None => versions.changed().await,
-            };
-            if changed.is_err() {
-                // The pool is no more; the request goes on.
-                return std::future::pending().await;
-            }
-        }
+    /// Who may take a request for `model`: the ready ones, else those that answer but do not get on, for a slow Worker
+    /// is better than none.
+    fn candidates(&self, model: &str) -> Arc<[Arc<Worker>]> {
+        let snapshot = self.pool.snapshot();
+        let ready = snapshot.ready_for(model).unwrap_or_default();
+        if ready.is_empty() { snapshot.spare_for(model) } else { ready }
     }
 
     async fn choose(

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use pulsing_core::Error;
 
-use super::attempt::{Upstream, lost_too_often};
+use super::attempt::{Again, Past, Upstream, lost_too_often};
 use super::place::{Placed, Takers};
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
@@ -52,8 +53,8 @@ enum Sub {
 enum Step {
     Piece(Piece),
     Divide,
-    /// The body, and how many Workers it has cost.
-    Again(Bytes, u32),
+    /// Another Worker is to answer the body.
+    Again(Bytes, Past),
 }
 
 impl Source {
@@ -64,21 +65,21 @@ impl Source {
         let mut source = Self { placement, job, subs: Vec::new(), parts, n, next: 0 };
         let ready = source.placement.pool.snapshot().ready_for(&source.job.model).unwrap_or_default();
         if source.parts.len() == 1 {
-            source.subs = vec![source.waiting(body, Takers::Any, 0)];
+            source.subs = vec![source.waiting(body, Takers::Any, Past::default())];
         } else if ready.iter().any(|worker| worker.endpoint().is_some()) {
-            source.subs = vec![source.waiting(body, Takers::Undivided, 0)];
+            source.subs = vec![source.waiting(body, Takers::Undivided, Past::default())];
         } else {
             source.divide();
         }
         source
     }
 
-    fn waiting(&self, body: Bytes, takers: Takers, lost: u32) -> Sub {
-        Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), body, takers, lost)))
+    fn waiting(&self, body: Bytes, takers: Takers, past: Past) -> Sub {
+        Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), body, takers, past)))
     }
     fn divide(&mut self) {
         let parts = std::mem::take(&mut self.parts);
-        self.subs = parts.into_iter().map(|part| self.waiting(part, Takers::Actors, 0)).collect();
+        self.subs = parts.into_iter().map(|part| self.waiting(part, Takers::Actors, Past::default())).collect();
     }
 
     /// The next pieces; `None` when every sub-request is complete. Nothing follows an error.
@@ -93,10 +94,10 @@ impl Source {
                         self.divide();
                         continue 'again;
                     }
-                    Poll::Ready(Some(Ok(Step::Again(body, lost)))) => {
+                    Poll::Ready(Some(Ok(Step::Again(body, past)))) => {
                         // An engine's whole answer is no part of another.
                         let takers = if count == 1 { Takers::Any } else { Takers::Actors };
-                        self.subs[at] = self.waiting(body, takers, lost);
+                        self.subs[at] = self.waiting(body, takers, past);
                         let first = at as u32 * self.n;
                         return Poll::Ready(Some(Ok(Piece::Again(first..first + self.n))));
                     }
@@ -154,28 +155,20 @@ impl Sub {
                         return piece(Piece::Deltas(first));
                     }
                     return match upstream.stream.poll_next(cx) {
-                        Poll::Pending => Poll::Pending,
+                        Poll::Pending => match upstream.poll_gone(cx) {
+                            Poll::Pending => Poll::Pending,
+                            Poll::Ready(again) => {
+                                let worker = upstream.lease.worker();
+                                tracing::info!(worker = %worker.target().actor, "taken back from a worker that hangs");
+                                placement.metrics.retry(Retry::TakenBack);
+                                Poll::Ready(Some(Ok(Step::Again(again.body, again.past))))
+                            }
+                        },
                         Poll::Ready(Some(Ok(item))) => match protocol::decode(&item) {
                             Ok(deltas) => piece(Piece::Deltas(deltas)),
                             Err(error) => Poll::Ready(Some(Err(ApiError::worker_fault(error)))),
                         },
-                        Poll::Ready(Some(Err(error))) => {
-                            let (worker, failure) = (upstream.lease.worker(), placement.classify(error));
-                            let lost = upstream.lost + 1;
-                            Poll::Ready(Some(match (upstream.body.take(), failure) {
-                                (Some(_), Failure::Lost(_)) if lost >= placement.config.max_attempts => {
-                                    placement.pool.suspect(worker);
-                                    Err(lost_too_often(lost))
-                                }
-                                (Some(body), Failure::Lost(error)) => {
-                                    tracing::info!(worker = %worker.target().actor, %error, "lost before its answer was whole; trying another worker");
-                                    placement.pool.suspect(worker);
-                                    placement.metrics.retry(Retry::Lost);
-                                    Ok(Step::Again(body, lost))
-                                }
-                                (_, failure) => Err(placement.cut(worker, failure)),
-                            }))
-                        }
+                        Poll::Ready(Some(Err(error))) => Poll::Ready(Some(upstream.failed(error, placement))),
                         Poll::Ready(None) => {
                             *self = Self::Done;
                             Poll::Ready(None)
@@ -195,6 +188,38 @@ impl Sub {
                     };
                 }
             }
+        }
+    }
+}
+
+impl Upstream {
+    /// Ready when what it takes to begin again is to be taken elsewhere.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Again> {
+        let gone = self.again.as_mut().is_some_and(|again| again.gone.as_mut().poll(cx).is_ready());
+        match self.again.take_if(|_| gone) {
+            Some(mut again) => {
+                again.past.waited = again.past.waited.max(self.lease.begun().elapsed());
+                Poll::Ready(again)
+            }
+            None => Poll::Pending,
+        }
+    }
+
+    /// What a failure in the middle comes to.
+    fn failed(&mut self, error: Error, placement: &Placement) -> Result<Step, ApiError> {
+        let (worker, failure) = (self.lease.worker(), placement.classify(error));
+        match (self.again.take(), failure) {
+            (Some(mut again), Failure::Lost(error)) => {
+                placement.pool.suspect(worker);
+                again.past.lost += 1;
+                if again.past.lost >= placement.config.max_attempts {
+                    return Err(lost_too_often(again.past.lost));
+                }
+                tracing::info!(worker = %worker.target().actor, %error, "lost before its answer was whole; trying another worker");
+                placement.metrics.retry(Retry::Lost);
+                Ok(Step::Again(again.body, again.past))
+            }
+            (_, failure) => Err(placement.cut(worker, failure)),
         }
     }
 }

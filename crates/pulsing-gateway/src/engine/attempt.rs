@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
@@ -55,7 +55,7 @@ impl Placement {
         job: &Job,
         body: Bytes,
     ) -> Result<Engine, Failure> {
-        let lease = worker.lease();
+        let mut lease = worker.lease_for(body.len(), Duration::ZERO);
         job.trail.attempt();
         let body = match worker.model_for(self.pool.snapshot().own_name(&job.model)) {
             Some(model) if !job.names_model || model != job.model => with_model(&body, job.model_at.clone(), &model),
@@ -91,13 +91,18 @@ impl Placement {
         if job.stream && head.is_event_stream() {
             return stream(head, exchange, lease).await;
         }
-        whole(head, exchange).await
+        let answer = whole(head, exchange).await;
+        if answer.is_ok() {
+            lease.answered();
+        }
+        answer
     }
 }
 
-async fn stream(head: Head, mut exchange: Exchange, lease: Lease) -> Result<Engine, Failure> {
+async fn stream(head: Head, mut exchange: Exchange, mut lease: Lease) -> Result<Engine, Failure> {
     match exchange.data().await {
         Some(Ok(first)) => {
+            lease.answered();
             let (gate, head, first) = (Gate::default(), Some(head), Some(first));
             Ok(Engine::Stream(Box::new(EngineStream { exchange, gate, head, first, lease, ended: false })))
         }

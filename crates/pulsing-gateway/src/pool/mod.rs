@@ -3,13 +3,14 @@
 //! A few tasks' worth of writers (a registry watcher for each name, one load subscription a Worker) and any number of readers:
 //! readers take an immutable [`Snapshot`] and look at atomics in it.
 
+mod clock;
 mod served;
 mod snapshot;
 mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -20,6 +21,7 @@ use tokio::task::JoinHandle;
 use crate::cluster::Cluster;
 use crate::protocol::{self, Description, LoadReport};
 
+pub use clock::Limits;
 pub use served::Served;
 pub use snapshot::Snapshot;
 use snapshot::{Group, NAMES_SHOWN};
@@ -28,6 +30,10 @@ pub use worker::{Lease, State, Worker};
 /// First pause before a lost load subscription is tried again; doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// Between two looks at the Workers' clocks: what it adds to the time in which a silent one is found out.
+const TICK: Duration = Duration::from_millis(100);
+/// A look that comes later than this says that this process was not running, and nothing of the Workers.
+const OVERSLEPT: Duration = Duration::from_millis(500);
 /// How long an EngineWorker may take to say what it is.
 const DESCRIBE: Duration = Duration::from_secs(2);
 
@@ -35,11 +41,12 @@ const DESCRIBE: Duration = Duration::from_secs(2);
 pub struct Pool {
     cluster: Arc<dyn Cluster>,
     served: Vec<Served>,
+    limits: Limits,
     snapshot: ArcSwap<Snapshot>,
     /// One for each worker name, in order of mention.
     entries: Mutex<Vec<Entries>>,
     version: watch::Sender<u64>,
-    watchers: Mutex<Vec<JoinHandle<()>>>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
@@ -78,11 +85,11 @@ impl Drop for Entry {
 
 impl Pool {
     /// Starts watching the name that each of `served` stands for. A client that names no model means the first of them.
-    /// Call it inside a tokio runtime.
+    /// `limits` say when a Worker hangs. Call it inside a tokio runtime.
     ///
     /// # Errors
     /// `InvalidName` when nobody can serve under one of the names.
-    pub fn start(cluster: Arc<dyn Cluster>, served: Vec<Served>) -> Result<Arc<Self>> {
+    pub fn start(cluster: Arc<dyn Cluster>, served: Vec<Served>, limits: Limits) -> Result<Arc<Self>> {
         let mut entries: Vec<Entries> = Vec::new();
         let mut watched = Vec::new();
         for one in &served {
@@ -94,10 +101,11 @@ impl Pool {
         let pool = Arc::new(Self {
             cluster,
             served,
+            limits,
             snapshot: ArcSwap::from_pointee(Snapshot::default()),
             entries: Mutex::new(entries),
             version: watch::Sender::new(0),
-            watchers: Mutex::default(),
+            tasks: Mutex::default(),
         });
         for (group, mut instances) in watched.into_iter().enumerate() {
             pool.apply(group, instances.take());
@@ -108,16 +116,16 @@ impl Pool {
                     pool.apply(group, instances.take());
                 }
             });
-            pool.watchers.lock().push(watcher);
+            pool.tasks.lock().push(watcher);
         }
+        let ticker = tokio::spawn(tick(Arc::downgrade(&pool)));
+        pool.tasks.lock().push(ticker);
         Ok(pool)
     }
 
     /// Stops watching; requests under way keep their Workers.
     pub fn stop(&self) {
-        for watcher in self.watchers.lock().drain(..) {
-            watcher.abort();
-        }
+        self.tasks.lock().drain(..).for_each(|task| task.abort());
         self.entries.lock().iter_mut().for_each(|entries| entries.workers.clear());
     }
 
@@ -178,7 +186,7 @@ impl Pool {
             entry.worker.set_metadata(&instance.metadata);
         } else {
             entries.strangers.remove(&actor);
-            let worker = Arc::new(Worker::new(instance));
+            let worker = Arc::new(Worker::within(instance, self.limits));
             let subscription = tokio::spawn(subscribe(Arc::downgrade(self), Arc::clone(&worker)));
             tracing::info!(worker = %actor, addr = %instance.addr, "worker appeared");
             entries.workers.push(Entry { worker, subscription });
@@ -207,7 +215,12 @@ impl Pool {
     }
 
     fn report(&self, worker: &Worker, report: LoadReport) {
+        let before = worker.state();
         if worker.set_report(report) {
+            let state = worker.state();
+            if before != state && (before, state) != (State::Unreachable, State::Ready) {
+                tracing::info!(worker = %worker.target().actor, %before, %state, "a worker's state has changed");
+            }
             self.publish();
         }
     }
@@ -216,6 +229,28 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Looks at the Workers' clocks for as long as there is a pool.
+async fn tick(pool: std::sync::Weak<Pool>) {
+    let mut last = Instant::now();
+    loop {
+        tokio::time::sleep(TICK).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let now = Instant::now();
+        let slept = now.duration_since(last) > OVERSLEPT;
+        last = now;
+        let mut fallen = false;
+        for worker in pool.snapshot().all() {
+            if worker.tick(now, slept) {
+                tracing::warn!(worker = %worker.target().actor, "a worker has stopped to report; its requests go elsewhere");
+                fallen = true;
+            }
+        }
+        if fallen {
+            pool.publish();
+        }
     }
 }
 

@@ -42,6 +42,8 @@ struct Route {
     /// What the Workers call the model.
     model: Option<String>,
     ready: Arc<[Arc<Worker>]>,
+    /// For when nobody is ready.
+    spare: Arc<[Arc<Worker>]>,
 }
 
 impl Group {
@@ -83,13 +85,19 @@ impl Group {
     fn length(&self, model: Option<&str>) -> u64 {
         model.and_then(|model| self.models.iter().find(|(name, _)| name == model)).map_or(0, |(_, length)| *length)
     }
-    /// Ready Workers that have `model`; those that name no model serve whatever is meant, if `unnamed`.
-    fn ready(&self, model: Option<&str>, unnamed: bool) -> Arc<[Arc<Worker>]> {
+    /// Where requests for `model` go; Workers that name no model serve whatever is meant, if `unnamed`.
+    fn route(&self, group: usize, model: Option<&str>, unnamed: bool) -> Route {
         let fits = |worker: &&Arc<Worker>| {
             let models = worker.models();
             (unnamed && models.is_empty()) || model.is_none_or(|model| models.iter().any(|name| name == model))
         };
-        self.workers.iter().filter(|worker| worker.state() == State::Ready).filter(fits).cloned().collect()
+        let fitting = || self.workers.iter().filter(fits);
+        Route {
+            group,
+            model: model.map(str::to_owned),
+            ready: fitting().filter(|worker| worker.state() == State::Ready).cloned().collect(),
+            spare: fitting().filter(|worker| worker.state() == State::Stuck).cloned().collect(),
+        }
     }
 }
 
@@ -107,9 +115,8 @@ impl Snapshot {
                 None if group.has(&one.name) => Some(one.name.as_str()),
                 None => group.primary(),
             };
-            let ready = group.ready(model, one.model.is_none());
             listed.push((one.name.clone(), group.length(model)));
-            routes.insert(one.name.clone(), Route { group: at, model: model.map(str::to_owned), ready });
+            routes.insert(one.name.clone(), group.route(at, model, one.model.is_none()));
         }
         for (at, group) in groups.iter().enumerate() {
             for (model, length) in &group.models {
@@ -117,8 +124,7 @@ impl Snapshot {
                     continue;
                 }
                 listed.push((model.clone(), *length));
-                let ready = group.ready(Some(model), false);
-                routes.insert(model.clone(), Route { group: at, model: Some(model.clone()), ready });
+                routes.insert(model.clone(), group.route(at, Some(model), false));
             }
         }
         let all = groups.iter().flat_map(|group| group.workers.iter().cloned()).collect();
@@ -128,6 +134,10 @@ impl Snapshot {
     /// Ready Workers for `model`; `None` for a model that nobody here has.
     pub fn ready_for(&self, model: &str) -> Option<Arc<[Arc<Worker>]>> {
         self.routes.get(model).map(|route| Arc::clone(&route.ready))
+    }
+    /// Workers for `model` that answer but do not get on, for when nobody is ready.
+    pub fn spare_for(&self, model: &str) -> Arc<[Arc<Worker>]> {
+        self.routes.get(model).map_or_else(Arc::default, |route| Arc::clone(&route.spare))
     }
     /// What the Workers call the model that clients call `model`; `None` if they name none.
     pub fn own_name(&self, model: &str) -> Option<&str> {

@@ -12,11 +12,10 @@ use pulsing_core::{Instance, Target};
 use crate::engine::Endpoint;
 use crate::protocol::{self, LoadReport};
 
+use super::clock::{Clocks, Grant, Limits};
+
 /// The next Worker's number.
 static NEXT: AtomicU32 = AtomicU32::new(1);
-
-/// A report older than this says nothing: three missed heartbeats of 500 ms.
-const STALE: Duration = Duration::from_millis(1500);
 
 /// What a Worker is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,14 +30,26 @@ pub enum State {
     Failed,
     /// It has not answered yet, or the last call to it was lost on the way.
     Unreachable,
+    /// Its reports have stopped: its process, or its machine, hangs.
+    Silent,
+    /// It reports, but its engine does nothing for the requests it has.
+    Stuck,
     /// Speaks no version of the protocol that we do.
     Incompatible,
 }
 
 impl State {
     /// Every state, as counted in metrics.
-    pub const ALL: [Self; 6] =
-        [Self::Ready, Self::Loading, Self::Draining, Self::Failed, Self::Unreachable, Self::Incompatible];
+    pub const ALL: [Self; 8] = [
+        Self::Ready,
+        Self::Loading,
+        Self::Draining,
+        Self::Failed,
+        Self::Unreachable,
+        Self::Silent,
+        Self::Stuck,
+        Self::Incompatible,
+    ];
 
     /// As metadata and metrics spell it.
     pub fn name(self) -> &'static str {
@@ -48,6 +59,8 @@ impl State {
             Self::Draining => "draining",
             Self::Failed => "failed",
             Self::Unreachable => "unreachable",
+            Self::Silent => "silent",
+            Self::Stuck => "stuck",
             Self::Incompatible => "incompatible",
         }
     }
@@ -94,7 +107,7 @@ pub struct Worker {
     wants_key: AtomicBool,
     /// The engine was not reached by this Router yet, or the last attempt failed. Its EngineWorker's word is not enough.
     doubted: AtomicBool,
-    born: Instant,
+    clocks: Clocks,
     /// Tells its cache from all others.
     cache: AtomicU32,
     facts: ArcSwap<Facts>,
@@ -104,8 +117,6 @@ pub struct Worker {
     capacity: AtomicU32,
     /// Bits of an `f32`.
     kv_usage: AtomicU32,
-    /// Milliseconds after `born` plus one; 0 = never.
-    reported_at: AtomicU64,
     /// Counts reports.
     reports: AtomicU64,
     /// Requests of this Router on it.
@@ -117,12 +128,16 @@ pub struct Worker {
 impl Worker {
     /// A Worker known by its registry entry.
     pub fn new(instance: &Instance) -> Self {
+        Self::within(instance, Limits::default())
+    }
+    /// [`new`](Self::new); `limits` say when it hangs.
+    pub(super) fn within(instance: &Instance, limits: Limits) -> Self {
         let worker = Self {
             target: instance.target,
             engine: instance.metadata.get("url").map(|url| Endpoint::parse(url).map(Arc::new)),
             wants_key: AtomicBool::new(true),
             doubted: AtomicBool::new(true),
-            born: Instant::now(),
+            clocks: Clocks::new(limits),
             cache: AtomicU32::new(NEXT.fetch_add(1, Ordering::Relaxed)),
             facts: ArcSwap::default(),
             // Until it answers the load subscription: who cannot be reached for that cannot serve, and a Worker of unknown
@@ -132,7 +147,6 @@ impl Worker {
             waiting: AtomicU32::new(0),
             capacity: AtomicU32::new(0),
             kv_usage: AtomicU32::new(0),
-            reported_at: AtomicU64::new(0),
             reports: AtomicU64::new(0),
             in_flight: AtomicU32::new(0),
             unreported: AtomicI64::new(0),
@@ -189,7 +203,12 @@ impl Worker {
             Some(reported) if published != State::Draining => State::parse(reported),
             _ => published,
         };
-        if state == State::Ready && !self.reachable.load(Ordering::Acquire) { State::Unreachable } else { state }
+        match state {
+            State::Ready if !self.reachable.load(Ordering::Acquire) => State::Unreachable,
+            State::Ready if self.clocks.is_silent() => State::Silent,
+            State::Ready if self.clocks.is_stuck() => State::Stuck,
+            state => state,
+        }
     }
     /// The models it serves, the main one first.
     pub fn models(&self) -> Vec<String> {
@@ -231,15 +250,19 @@ impl Worker {
             facts.model = metadata.get("model").filter(|model| !model.is_empty()).cloned();
         })
     }
-    /// Takes a report. True if the Worker's facts or its reach changed.
+    /// Takes a report. True if the Worker's facts, its reach or its state changed.
     pub(super) fn set_report(&self, report: LoadReport) -> bool {
+        if State::parse(&report.state) != State::Ready {
+            // Whatever serves here next starts clean.
+            self.clocks.forget();
+        }
+        let judged = self.clocks.heard(&report, Instant::now());
         self.reports.fetch_add(1, Ordering::AcqRel);
         self.unreported.store(0, Ordering::Release);
         self.running.store(report.running, Ordering::Relaxed);
         self.waiting.store(report.waiting, Ordering::Relaxed);
         self.capacity.store(report.capacity, Ordering::Relaxed);
         self.kv_usage.store(report.kv_usage.to_bits(), Ordering::Relaxed);
-        self.reported_at.store(self.now(), Ordering::Release);
         if matches!(State::parse(&report.state), State::Loading | State::Failed) && self.state() == State::Ready {
             // What comes back is another process, or has lost what it had.
             self.cache.store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
@@ -251,14 +274,18 @@ impl Worker {
             facts.detail = report.detail;
             facts.max_model_len = report.max_model_len;
         });
-        reached || changed
+        reached || judged || changed
+    }
+    /// Looks at the clock; `slept` if this Router itself was not running. True if the Worker has fallen silent.
+    pub(super) fn tick(&self, now: Instant, slept: bool) -> bool {
+        if slept {
+            self.clocks.excuse(now);
+        }
+        self.clocks.tick(now)
     }
     /// True if that is news.
     pub(super) fn set_reachable(&self, reachable: bool) -> bool {
         self.reachable.swap(reachable, Ordering::AcqRel) != reachable
-    }
-    fn now(&self) -> u64 {
-        self.born.elapsed().as_millis() as u64 + 1
     }
     fn update(&self, change: impl FnOnce(&mut Facts)) -> bool {
         let old = self.facts.load_full();
@@ -279,9 +306,7 @@ impl Worker {
     /// [`load`](Self::load), for who asks many Workers at one time.
     pub(crate) fn load_at(&self, now: Instant) -> u32 {
         let own = self.in_flight.load(Ordering::Acquire);
-        let at = self.reported_at.load(Ordering::Acquire);
-        let now = now.saturating_duration_since(self.born).as_millis() as u64 + 1;
-        if at == 0 || now.saturating_sub(at) > STALE.as_millis() as u64 {
+        if !self.clocks.is_fresh(now) {
             return own;
         }
         let reported = self.running.load(Ordering::Relaxed).saturating_add(self.waiting.load(Ordering::Relaxed));
@@ -325,10 +350,16 @@ impl Worker {
 
     /// Counts a request on it until the lease is dropped.
     pub fn lease(self: &Arc<Self>) -> Lease {
+        self.lease_for(0, Duration::ZERO)
+    }
+    /// Counts a request of `bytes` on it until the lease is dropped; `waited` is how long the request has waited for
+    /// its first token on other Workers.
+    pub(crate) fn lease_for(self: &Arc<Self>, bytes: usize, waited: Duration) -> Lease {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         let report = self.reports.load(Ordering::Acquire);
         self.unreported.fetch_add(1, Ordering::AcqRel);
-        Lease { worker: Arc::clone(self), report }
+        let grant = self.clocks.grant(bytes, waited);
+        Lease { worker: Arc::clone(self), report, bytes, begun: Instant::now(), unanswered: Some(grant) }
     }
 }
 
@@ -343,6 +374,10 @@ impl fmt::Debug for Worker {
 pub struct Lease {
     worker: Arc<Worker>,
     report: u64,
+    bytes: usize,
+    begun: Instant,
+    /// What the Worker was granted for it, until its first token.
+    unanswered: Option<Grant>,
 }
 
 impl Lease {
@@ -350,10 +385,24 @@ impl Lease {
     pub fn worker(&self) -> &Arc<Worker> {
         &self.worker
     }
+    /// The first piece of the answer is here.
+    pub(crate) fn answered(&mut self) {
+        if let Some(grant) = self.unanswered.take() {
+            self.worker.clocks.release(grant);
+            self.worker.clocks.learn(self.bytes, self.begun.elapsed());
+        }
+    }
+    /// Since when the Worker has it.
+    pub(crate) fn begun(&self) -> Instant {
+        self.begun
+    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        if let Some(grant) = self.unanswered.take() {
+            self.worker.clocks.release(grant);
+        }
         self.worker.in_flight.fetch_sub(1, Ordering::AcqRel);
         if self.worker.reports.load(Ordering::Acquire) == self.report {
             self.worker.unreported.fetch_sub(1, Ordering::AcqRel);

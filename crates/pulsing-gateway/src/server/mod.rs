@@ -24,7 +24,7 @@ use crate::config::{GatewayConfig, GatewayError};
 use crate::dispatch::Placement;
 use crate::metrics::Metrics;
 use crate::policy::{Policy, tend};
-use crate::pool::Pool;
+use crate::pool::{Limits, Pool};
 
 /// What every request sees.
 pub(crate) struct Core {
@@ -93,7 +93,8 @@ impl Gateway {
         }
         let door = Arc::new(Door::new(&config)?);
         let (listener, addr) = listen::bind(&config.host, config.port)?;
-        let pool = Pool::start(Arc::clone(&cluster), served)
+        let limits = Limits { silence: config.worker_silence, standstill: config.worker_standstill };
+        let pool = Pool::start(Arc::clone(&cluster), served, limits)
             .map_err(|error| GatewayError::Config(format!("worker_name: {error}")))?;
         let policy: Arc<dyn Policy> = config.policy.build(config.policy_options()).into();
         if policy.wants_prefix() {

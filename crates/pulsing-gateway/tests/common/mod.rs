@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -42,6 +42,9 @@ pub struct FakeWorker {
     pub active: AtomicU32,
     handler: Handler,
     load: watch::Sender<LoadReport>,
+    hushed: AtomicBool,
+    /// Reports sent.
+    pub told: AtomicUsize,
     /// What every call is answered with instead.
     broken: Mutex<Option<Error>>,
     metadata: Mutex<BTreeMap<String, String>>,
@@ -65,6 +68,11 @@ impl FakeWorker {
     }
     pub fn revive(&self) {
         *self.broken.lock() = None;
+    }
+    /// As after SIGSTOP: it reports no more, and what it does is up to its handler.
+    pub fn hush(&self, hushed: bool) {
+        self.hushed.store(hushed, Ordering::SeqCst);
+        self.load.send_modify(|_| ());
     }
     pub fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
@@ -108,6 +116,8 @@ impl FakeCluster {
             active: AtomicU32::new(0),
             handler: Arc::new(move |ask| Box::pin(handler(ask))),
             load: watch::Sender::new(LoadReport { state, capacity: 4, ..LoadReport::default() }),
+            hushed: AtomicBool::new(false),
+            told: AtomicUsize::new(0),
             broken: Mutex::default(),
             metadata: Mutex::new(metadata),
             authorization: Mutex::default(),
@@ -266,7 +276,7 @@ impl Cluster for FakeCluster {
                     fail(responder, 400, "no load reports here");
                 }
                 Kind::SubscribeLoad(_) => {
-                    tokio::spawn(send_load(worker.load.subscribe(), responder));
+                    tokio::spawn(send_load(Arc::clone(&worker), responder));
                 }
                 Kind::Generate(generate) => {
                     worker.asked.fetch_add(1, Ordering::SeqCst);
@@ -307,14 +317,18 @@ impl Cluster for FakeCluster {
     }
 }
 
-async fn send_load(mut load: watch::Receiver<LoadReport>, responder: Responder) {
+async fn send_load(worker: Arc<FakeWorker>, responder: Responder) {
     let stream = responder.stream();
+    let mut load = worker.load.subscribe();
     loop {
         let report = load.borrow_and_update().clone();
-        if stream.send(protocol::payload(&report, None)).await.is_err() {
-            return;
+        if !worker.hushed.load(Ordering::SeqCst) {
+            if stream.send(protocol::payload(&report, None)).await.is_err() {
+                return;
+            }
+            worker.told.fetch_add(1, Ordering::SeqCst);
         }
-        let _ = tokio::time::timeout(Duration::from_millis(500), load.changed()).await;
+        let _ = tokio::time::timeout(Duration::from_millis(100), load.changed()).await;
     }
 }
 

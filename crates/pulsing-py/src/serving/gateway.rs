@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pulsing_core::{ActorId, Error, NodeId, Target};
 use pulsing_gateway::policy::chain::Chain;
 use pulsing_gateway::policy::{Hints, Policy};
-use pulsing_gateway::pool::{Pool, Worker};
+use pulsing_gateway::pool::{Limits, Pool, Worker};
 use pulsing_gateway::{ActorPicker, ExternalPicker, GatewayConfig, GatewayError, PolicyKind, PolicyOptions, Served};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -129,7 +129,7 @@ impl WorkerPicker {
         let runtime = system.runtime();
         let _guard = runtime.enter();
         // No client ever names a model here, so the public name is none that one could ask for.
-        let pool = Pool::start(Arc::new(system.core()), vec![Served::new("", worker_name)])
+        let pool = Pool::start(Arc::new(system.core()), vec![Served::new("", worker_name)], Limits::default())
             .map_err(|error| PyValueError::new_err(format!("worker_name: {error}")))?;
         Ok(Self { pool, kind, policy: Mutex::new(kind.build(PolicyOptions::default()).into()) })
     }

@@ -1,0 +1,52 @@
+//! When a request that has no answer yet is taken back from its Worker.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Job, Placement};
+use crate::pool::{State, Worker};
+
+impl Placement {
+    /// Ends when what the Worker has not begun to answer is better sent to another one, and there is another one.
+    pub(super) async fn gone(self: Arc<Self>, worker: Arc<Worker>, job: Arc<Job>) {
+        let mut versions = self.pool.versions();
+        let mut since = None;
+        loop {
+            versions.mark_unchanged();
+            let changed = match self.notice(&worker).filter(|_| self.has_other(&worker, &job)) {
+                None => {
+                    since = None;
+                    versions.changed().await
+                }
+                Some(notice) => {
+                    let until = *since.get_or_insert_with(Instant::now) + notice;
+                    if Instant::now() >= until {
+                        return;
+                    }
+                    tokio::time::timeout_at(until.into(), versions.changed()).await.unwrap_or(Ok(()))
+                }
+            };
+            if changed.is_err() {
+                // The pool is no more; the request goes on.
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// How long the Worker must stay as it is before requests are taken back from it; `None`: it keeps them.
+    fn notice(&self, worker: &Worker) -> Option<Duration> {
+        match (worker.state(), worker.endpoint()) {
+            (State::Silent | State::Stuck, None) => Some(Duration::ZERO),
+            // Reports come from beside an engine, not from within it, and a connection to a process that hangs says
+            // nothing of it: more time has to pass.
+            (State::Silent | State::Stuck | State::Failed, Some(_)) => Some(self.config.take_back),
+            // Who has failed, drains or is out of reach ends its calls itself.
+            _ => None,
+        }
+    }
+
+    fn has_other(&self, worker: &Arc<Worker>, job: &Job) -> bool {
+        let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
+        ready.iter().any(|other| !Arc::ptr_eq(other, worker))
+    }
+}
