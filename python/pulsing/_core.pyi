@@ -398,7 +398,7 @@ class System:
             CoreError: shut_down, node_not_found, actor_not_found, too_large; mailbox_full with `no_wait`.
         """
 
-    def watch(self, bridge: Bridge, token: int) -> None:
+    def watch(self, bridge: Bridge, token: int) -> ChangesHandle:
         """A changed event with `token` whenever members or names may answer differently, at most every 20 ms."""
 
     def drain(self) -> None:
@@ -518,6 +518,13 @@ class WatchHandle:
         """Ends the watch. Idempotent."""
 
 @final
+class ChangesHandle:
+    """Hears of every change of members and names until cancelled; dropping it changes nothing."""
+
+    def cancel(self) -> None:
+        """No more events. Idempotent."""
+
+@final
 class NameWatchHandle:
     """A watch of one name. Dropped, it ends."""
 
@@ -533,6 +540,9 @@ class NameWatchHandle:
 
 def runtime_started() -> bool:
     """True in the process that started the runtime's threads, until they are stopped."""
+
+def runtime_tasks() -> int:
+    """Tasks of the runtime that have not ended: of every node of this process together."""
 
 def stop_runtime(timeout: float) -> None:
     """Stops the runtime for good, waiting at most `timeout` seconds for its threads."""

@@ -37,10 +37,12 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<system::System>()?;
     m.add_class::<testing::TestHost>()?;
     m.add_class::<testing::TestNetwork>()?;
+    m.add_class::<watching::ChangesHandle>()?;
     m.add_class::<watching::WatchHandle>()?;
     m.add_class::<watching::NameWatchHandle>()?;
     m.add_function(wrap_pyfunction!(runtime::stop_runtime, m)?)?;
     m.add_function(wrap_pyfunction!(runtime::runtime_started, m)?)?;
+    m.add_function(wrap_pyfunction!(runtime::runtime_tasks, m)?)?;
     m.add_function(wrap_pyfunction!(logging::init_logging, m)?)?;
     m.add_function(wrap_pyfunction!(errors::error_kinds, m)?)?;
     m.add_function(wrap_pyfunction!(observe::observe_get, m)?)?;

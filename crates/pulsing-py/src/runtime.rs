@@ -66,6 +66,18 @@ pub(crate) fn runtime_started() -> bool {
     OWNER.load(Ordering::Acquire) == std::process::id() as usize && matches!(*RUNTIME.lock(), Slot::Running(_))
 }
 
+/// Tasks of the runtime that have not ended: of every node of this process together.
+#[pyfunction]
+pub(crate) fn runtime_tasks() -> usize {
+    if !runtime_started() {
+        return 0;
+    }
+    match &*RUNTIME.lock() {
+        Slot::Running(runtime) => runtime.metrics().num_alive_tasks(),
+        _ => 0,
+    }
+}
+
 /// Stops the runtime for good: called once, at interpreter exit. Waits at most `timeout` seconds for its threads.
 #[pyfunction]
 pub(crate) fn stop_runtime(py: Python<'_>, timeout: f64) {

@@ -22,7 +22,7 @@ use crate::inbound::QueueEndpoint;
 use crate::payload::{self, Owner};
 use crate::queue::{Build, Event, Queue};
 use crate::testing::TestHost;
-use crate::watching::{self, NameWatchHandle, WatchHandle};
+use crate::watching::{self, ChangesHandle, NameWatchHandle, WatchHandle};
 use crate::{convert, errors, runtime};
 
 /// A running node.
@@ -455,17 +455,17 @@ impl System {
         Ok(pending.map(|pending| PendingTell::new(pending, bridge.queue(), self.runtime.clone())))
     }
     /// A changed event with `token` whenever members or names may answer differently; at most one every 20 ms.
-    fn watch(&self, bridge: &Bridge, token: u64) -> PyResult<()> {
+    fn watch(&self, bridge: &Bridge, token: u64) -> PyResult<ChangesHandle> {
         runtime::check_fork()?;
         let queue = bridge.queue();
         let mut changes = self.core.changes();
-        self.runtime.spawn(async move {
+        let task = self.runtime.spawn(async move {
             while changes.changed().await.is_ok() && !queue.is_closed() {
                 queue.push(Event::Changed(token));
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        Ok(())
+        Ok(ChangesHandle::new(task.abort_handle()))
     }
     fn drain(&self) -> PyResult<()> {
         runtime::check_fork()?;

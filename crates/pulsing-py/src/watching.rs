@@ -84,6 +84,26 @@ impl WatchHandle {
     }
 }
 
+/// Hears of every change of members and names until cancelled; dropping it changes nothing.
+#[pyclass(frozen, module = "pulsing._core")]
+pub(crate) struct ChangesHandle(AbortHandle);
+
+impl ChangesHandle {
+    pub(crate) fn new(task: AbortHandle) -> Self {
+        Self(task)
+    }
+}
+
+#[pymethods]
+impl ChangesHandle {
+    /// No more events. Idempotent.
+    fn cancel(&self) -> PyResult<()> {
+        runtime::check_fork()?;
+        self.0.abort();
+        Ok(())
+    }
+}
+
 /// A watch of one name. Dropped, it ends.
 #[pyclass(frozen, module = "pulsing._core")]
 pub(crate) struct NameWatchHandle {

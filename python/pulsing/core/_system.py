@@ -456,8 +456,14 @@ class ActorSystem:
         """Calls `callback` whenever members or names may have changed; returns what ends that."""
         bridge = bridge_of(asyncio.get_running_loop())
         token = bridge.token(lambda _: callback())
-        self.core.watch(bridge.core, token)
-        return lambda: bridge.forget(token)
+        changes = self.core.watch(bridge.core, token)
+
+        def close() -> None:
+            bridge.forget(token)
+            if not bridge.closed:
+                changes.cancel()
+
+        return close
 
     # -- for the rest of the package ----------------------------------------------------------------------------------
 

@@ -21,50 +21,68 @@ _FAR = 1e10
 class Timer:
     """One deadline that may still be reached."""
 
-    __slots__ = ("_slot", "callback")
+    __slots__ = ("_place", "callback", "key")
 
-    def __init__(self, callback: Callable[[], None], slot: set[Timer]) -> None:
+    def __init__(self, callback: Callable[[], None], key: int, place: set[Timer]) -> None:
         self.callback = callback
-        self._slot = slot
+        self.key = key
+        self._place = place
 
     def cancel(self) -> None:
         """It does not matter any more."""
-        self._slot.discard(self)
+        self._place.discard(self)
 
 
 class Timers:
-    """Calls back at deadlines. A timer of the loop for each would cost more than the call that it guards."""
+    """Calls back at deadlines. A timer of the loop for each would cost more than the call that it guards.
 
-    __slots__ = ("_handle", "_keys", "_loop", "_next", "_slots")
+    What is set waits in one set until the earliest deadline that was heard of. Most of it is cancelled by then and
+    leaves nothing behind; only the rest is sorted into slots, which last until their time.
+    """
+
+    __slots__ = ("_handle", "_keys", "_loop", "_next", "_slots", "_unsorted")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._unsorted: set[Timer] = set()
         self._slots: dict[int, set[Timer]] = {}
         self._keys: list[int] = []
         self._handle: asyncio.TimerHandle | None = None
         self._next = 0
 
+    def __len__(self) -> int:
+        """Deadlines that may still be reached, and slots."""
+        return len(self._unsorted) + sum(1 + len(slot) for slot in self._slots.values())
+
     def at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Calls `callback` soon after the loop's time is `when`."""
         key = math.ceil(min(when, _FAR) * _PER_SECOND)
-        slot = self._slots.get(key)
-        if slot is None:
-            slot = self._slots[key] = set()
-            heapq.heappush(self._keys, key)
-            if self._handle is None or key < self._next:
-                self._wait()
-        timer = Timer(callback, slot)
-        slot.add(timer)
+        timer = Timer(callback, key, self._unsorted)
+        self._unsorted.add(timer)
+        if self._handle is None or key < self._next:
+            self._wait(key)
         return timer
 
-    def _wait(self) -> None:
+    def _wait(self, key: int) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        self._next = self._keys[0]
-        self._handle = self._loop.call_at(self._next / _PER_SECOND, self._fire)
+        self._next = key
+        self._handle = self._loop.call_at(key / _PER_SECOND, self._fire)
+
+    def _sort(self) -> None:
+        # A set keeps the size it once had: a fresh one for what comes.
+        unsorted, self._unsorted = self._unsorted, set()
+        for timer in unsorted:
+            slot = self._slots.get(timer.key)
+            if slot is None:
+                slot = self._slots[timer.key] = set()
+                heapq.heappush(self._keys, timer.key)
+            slot.add(timer)
+            timer._place = slot
 
     def _fire(self) -> None:
         self._handle = None
+        self._sort()
         now = self._loop.time() * _PER_SECOND
         while self._keys:
             key = self._keys[0]
@@ -79,5 +97,6 @@ class Timers:
                     slot.pop().callback()
                 except Exception:  # noqa: BLE001 - one that fails must not cost the others theirs
                     _log.exception("internal error at a deadline")
-        if self._keys:
-            self._wait()
+        if self._keys and (self._handle is None or self._keys[0] < self._next):
+            # A callback may have set a deadline.
+            self._wait(self._keys[0])

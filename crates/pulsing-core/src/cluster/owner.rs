@@ -86,8 +86,10 @@ impl Owner {
         }
         let from = cursor.at;
         let mut puts = self.written.range(from + 1..).peekable();
-        let mut gone = self.tombstones.range(from.max(if cursor.full { cursor.base } else { 0 }) + 1..).peekable();
         let full = cursor.full && !cursor.begun;
+        // All that are held, also those from before the shipment: a node of the version before, to which each part is a
+        // delta of its own, may have what a shipment that broke off had brought it. The first part lists what exists.
+        let mut gone = self.tombstones.range(if full { cursor.base } else { from } + 1..).peekable();
         let mut delta = Delta { owner: cursor.node.to_bytes().to_vec(), from, full, ..Delta::default() };
         let mut size = 0;
         while size < limit {

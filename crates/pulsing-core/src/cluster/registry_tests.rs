@@ -310,6 +310,38 @@ fn m5_what_changes_under_way_arrives_too_even_where_parts_are_not_known() {
     }
 }
 
+#[test]
+fn m5_what_stopped_between_two_shipments_is_gone_even_where_parts_are_not_known() {
+    for old in [false, true] {
+        for (broke_off, overlap) in [(3, 1), (6, 1), (6, 4)] {
+            let mut owner = Registry::new(NodeId(1));
+            for n in 0..200 {
+                owner.publish(entry(n, "x"));
+            }
+            let mut replica = replica();
+            let mut take = |mut part: Delta| {
+                if old {
+                    (part.until, part.shipment, part.base) = (0, 0, 0);
+                }
+                replica.apply(Delta::decode(&part.encode()).unwrap());
+            };
+            let nothing = Digest::default();
+            let mut first = owner.shipment(&nothing, 7);
+            (0..broke_off).for_each(|_| take(owner.next_part(&mut first, 300).unwrap()));
+            for n in 0..20 {
+                owner.withdraw(ActorId(n)).unwrap();
+            }
+            // The rest of the first never comes, or begins to.
+            let mut second = owner.shipment(&nothing, 8);
+            (0..overlap).for_each(|_| take(owner.next_part(&mut second, 300).unwrap()));
+            take(owner.next_part(&mut first, 300).unwrap());
+            std::iter::from_fn(|| owner.next_part(&mut second, 300)).for_each(&mut take);
+            assert_eq!(replica.lookup("x").len(), 180, "old: {old}, {broke_off} parts, then {overlap}");
+            assert_eq!(replica.root(), owner.root());
+        }
+    }
+}
+
 /// A number that looks like chance, the same at every run.
 fn dice(state: &mut u64, below: u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

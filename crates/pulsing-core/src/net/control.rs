@@ -4,6 +4,8 @@
 //! own at both ends, not in a process either.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -86,9 +88,11 @@ pub enum ControlEvent {
     Ended(NodeId, LinkEnd),
 }
 
+type Lanes = HashMap<(NodeId, Traffic), mpsc::Sender<Frame>>;
+
 /// The sending side: two queues a peer.
 pub struct Control {
-    lanes: Mutex<HashMap<(NodeId, Traffic), mpsc::Sender<Frame>>>,
+    lanes: Arc<Mutex<Lanes>>,
     tasks: Mutex<JoinSet<()>>,
     config: LinkConfig,
     events: mpsc::UnboundedSender<ControlEvent>,
@@ -104,7 +108,7 @@ struct Frame {
 impl Control {
     /// Sends with these credentials; what happens to connections goes to `events`.
     pub fn new(config: LinkConfig, events: mpsc::UnboundedSender<ControlEvent>) -> Self {
-        Self { lanes: Mutex::default(), tasks: Mutex::default(), config, events }
+        Self { lanes: Arc::default(), tasks: Mutex::default(), config, events }
     }
 
     /// Queues a frame for a peer, dialling it if need be; false if there was no room for it.
@@ -145,10 +149,18 @@ impl Control {
         let (tx, rx) = mpsc::channel(QUEUE);
         lanes.insert((to.node, traffic), tx.clone());
         let (config, events) = (self.config.clone(), self.events.clone());
+        let lanes = Arc::clone(&self.lanes);
         let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(async move {
-            if let Some(end) = run(to, rx, config).await {
+            let end = run(to, rx, config).await;
+            // Of a node that is gone nobody will ask for it again.
+            if let Entry::Occupied(lane) = lanes.lock().entry((to.node, traffic))
+                && lane.get().is_closed()
+            {
+                lane.remove();
+            }
+            if let Some(end) = end {
                 let _ = events.send(ControlEvent::Ended(to.node, end));
             }
         });
@@ -243,4 +255,43 @@ async fn read(peer: Identity, reader: &mut FrameReader<impl AsyncRead + Unpin>, 
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::handshake::{Credentials, Trust};
+    use crate::net::link::Limits;
+    use crate::net::transport::Transport;
+    use crate::observe::Metrics;
+    use crate::system::SystemConfig;
+
+    #[tokio::test]
+    async fn nothing_is_kept_of_a_peer_that_cannot_be_reached() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let me = Identity::new(NodeId(1), port, 1);
+        let SystemConfig { cluster, versions, handshake_timeout, max_handshakes, max_observers, .. } =
+            SystemConfig::default();
+        let config = LinkConfig {
+            me: Arc::new(Mutex::new(me)),
+            transport: Transport::Tcp,
+            cred: Arc::new(Credentials { cluster, trust: Trust::Anyone, versions }),
+            metrics: Arc::new(Metrics::default()),
+            max_message: 1 << 20,
+            limits: Limits { handshake: handshake_timeout, handshakes: max_handshakes, observers: max_observers },
+        };
+        let (events, mut ends) = mpsc::unbounded_channel();
+        let control = Control::new(config, events);
+        for node in 2..10 {
+            let gone = Identity::new(NodeId(node), port, 1);
+            control.send(gone, Kind::Delta, &EmptyHeader {}, Bytes::new());
+            control.send(gone, Kind::Datagram, &EmptyHeader {}, Bytes::new());
+            for _ in 0..2 {
+                assert!(
+                    matches!(ends.recv().await, Some(ControlEvent::Ended(NodeId(n), LinkEnd::Refused)) if n == node)
+                );
+            }
+        }
+        assert!(control.lanes.lock().is_empty());
+    }
 }

@@ -87,6 +87,9 @@ impl Replication {
     pub(super) fn lost(&mut self, node: NodeId) {
         self.inner.registry.lock().node_down(node);
         self.asked.remove(&node);
+        if let Some(talk) = &mut self.talk {
+            talk.met.retain(|met| met.node != node);
+        }
         if self.talk.as_ref().is_some_and(|talk| talk.with == node) {
             self.end_talk();
         }
