@@ -15,7 +15,7 @@ help:
 	@echo "make vllm    the same of VllmWorker, in an environment of its own"
 	@echo "make fuzz    random bytes to everything that a peer can reach, FUZZ_SECONDS=120 each"
 	@echo "make bench-layout  pulsing and pulsing-bench installed as wheel and editable, in every mix"
-	@echo "make bench-router  what the Router costs in front of a trivial worker (needs wrk, and Pulsing installed)"
+	@echo "make bench-router  what the Router costs beside sglang-router and vllm-router from PyPI (25 minutes; keep the machine quiet)"
 	@echo "make bench-runtime  what the runtime costs beside its peers from PyPI (12 minutes; keep the machine quiet)"
 	@echo "make profile-runtime  what one message costs, by part, before and after (needs perf and valgrind)"
 	@echo "make bench-cluster  60 processes and ten hosts: false deaths, detection, CPU and bytes (45 minutes; root)"
@@ -43,7 +43,7 @@ bench-layout:
 	@$(PYTHON) tests/bench/layout.py
 
 bench-router:
-	@$(PYTHON) benches/router.py
+	@$(PYTHON) benches/router.py --write docs/benchmarks/router.md
 
 bench-runtime:
 	@$(PYTHON) benches/runtime.py --pyo3-async --write docs/benchmarks/runtime.md
