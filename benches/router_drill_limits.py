@@ -14,6 +14,7 @@ from typing import Any
 
 import router_client as client
 import router_house as house
+import router_load as load
 from router_drill_faults import standing
 from router_subjects import Kind, Range, Subject, until
 
@@ -253,3 +254,23 @@ def aborts(field: Range, kind: Kind, policy: str, count: int = 10_000) -> Result
 
     with standing(field, kind, policy) as subject:
         return asyncio.run(run(subject))
+
+
+def million(field: Range, kind: Kind, policy: str, count: int = 1_000_000) -> Result:
+    """A million requests, streams among them: growth of the router's memory after the first tenth."""
+    plain, stream = client.body().decode(), client.body("tokens=8", stream=True).decode()
+    with standing(field, kind, policy) as subject:
+        served, memory = 0.0, []
+        while served < count:
+            for text, seconds in ((plain, 8), (stream, 2)):
+                run = load.wrk(subject.port, text, 64, seconds)
+                if run["failed"]:
+                    return {"error": f"{run['failed']:.0f} requests failed", "kept": False}
+                served += run["requests"]
+            memory.append((served, subject.router.rss_mb()))
+        files, flights = descriptors(subject), in_flight(subject)
+    settled = [rss for done, rss in memory if done >= count / 10]
+    growth = settled[-1] - settled[0]
+    # A tenth of what it has is what an allocator keeps back or not.
+    kept = growth <= 0.1 * settled[0] and not flights
+    return {"requests": served, "memory": memory, "growth_mb": growth, "descriptors": files, "kept": kept}

@@ -31,6 +31,9 @@ def told(result: Result) -> str:
             return f"{result['added_ms']:.0f} ms ({result['cpu_ms']:.0f} ms CPU)"
         case "prompts":
             return f"{result['growth_mb']:+.0f} MB after {result['prompts']:,}, peak {result['peak_mb']:.0f} MB"
+        case "million":
+            first, last = result["memory"][0], result["memory"][-1]
+            return f"{first[1]:.0f} MB after {first[0]:,.0f}, {last[1]:.0f} MB after {last[0]:,.0f}"
         case "bits":
             if result.get("same_bytes"):
                 return "the same bytes"

@@ -62,6 +62,8 @@ DRILLS = [
     Drill("aborts", "in flight 0, descriptors given back, serves on", limits.aborts),
 ]
 
+LONG = [Drill("million", "<= 10 %, in flight 0 at the end", limits.million)]
+
 
 def policies(drill: Drill, kind: Kind) -> tuple[str, ...]:
     """Under which policies a drill is run."""
@@ -81,6 +83,7 @@ def main() -> None:
         "--python", type=pathlib.Path, help="interpreter that has Pulsing; else a release wheel is built"
     )
     parser.add_argument("--write", type=pathlib.Path, help="file for the page; the JSON goes beside it")
+    parser.add_argument("--long", action="store_true", help="the long drills (a million requests), and no others")
     parser.add_argument("--log", type=pathlib.Path, help="file for what the processes say")
     parser.add_argument("--remark", default="", help="a sentence for the page, such as what else ran")
     parser.add_argument("--again", type=pathlib.Path, help="write the page of an earlier run's JSON")
@@ -90,7 +93,8 @@ def main() -> None:
         return
     only = {word.strip() for word in options.only.split(",") if word.strip()}
     kinds = {word.strip() for word in options.kinds.split(";") if word.strip()}
-    unknown = (only - {drill.key for drill in DRILLS}) | (kinds - {kind.name for kind in KINDS})
+    drills = LONG if options.long else DRILLS
+    unknown = (only - {drill.key for drill in drills}) | (kinds - {kind.name for kind in KINDS})
     if unknown:
         raise SystemExit(f"unknown: {', '.join(sorted(unknown))}")
     python = house.under_test(options.python)
@@ -101,10 +105,10 @@ def main() -> None:
         "machine": machine.described(),
         "remark": options.remark,
         "versions": house.described(python, peers=not options.no_peers),
-        "targets": {drill.key: [(drill.run.__doc__ or "").strip(), drill.target] for drill in DRILLS},
+        "targets": {drill.key: [(drill.run.__doc__ or "").strip(), drill.target] for drill in drills},
         "results": [],
     }
-    for drill in DRILLS:
+    for drill in drills:
         for kind in KINDS:
             if (only and drill.key not in only) or (kinds and kind.name not in kinds):
                 continue

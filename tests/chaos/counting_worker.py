@@ -13,7 +13,8 @@ class CountingWorker(Worker):
         super().__init__("counting", capacity=64)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
-        for number in range(WORDS):
+        # What another Worker has said before it was lost is not said again.
+        for number in range(len(request.continue_text.split()), WORDS):
             yield Delta(f"{number} ")
             await asyncio.sleep(0.01)
         yield Delta(finish_reason="stop", usage=Usage(1, WORDS))

@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -14,6 +15,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::drain::Traffic;
 use super::{Core, routes};
 use crate::config::GatewayError;
 
@@ -59,7 +61,7 @@ pub(super) async fn serve(listener: TcpListener, core: Arc<Core>, grace: watch::
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(connection(stream, Arc::clone(&core)));
+                    connections.spawn(connection(stream, Arc::clone(&core), grace.clone()));
                 }
                 Err(error) => {
                     // Out of descriptors: the next accept would fail the same way at once.
@@ -71,7 +73,9 @@ pub(super) async fn serve(listener: TcpListener, core: Arc<Core>, grace: watch::
             () = closed(&mut closing) => break,
         }
     }
-    drop(listener);
+    for stream in waiting(listener) {
+        connections.spawn(connection(stream, Arc::clone(&core), grace.clone()));
+    }
     let grace = *grace.borrow();
     let drained = tokio::time::timeout(grace, async { while connections.join_next().await.is_some() {} }).await;
     if drained.is_err() {
@@ -87,7 +91,21 @@ async fn closed(closing: &mut watch::Receiver<bool>) {
     let _ = closing.wait_for(|closing| *closing).await;
 }
 
-async fn connection(stream: TcpStream, core: Arc<Core>) {
+/// Whom the kernel has already let in. Without this they would be thrown out after their request was sent; whoever comes
+/// later is refused and knows that it was not heard.
+fn waiting(listener: TcpListener) -> Vec<TcpStream> {
+    let mut found = Vec::new();
+    if let Ok(listener) = listener.into_std() {
+        while let Ok((stream, _)) = listener.accept() {
+            if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+                found.push(stream);
+            }
+        }
+    }
+    found
+}
+
+async fn connection(stream: TcpStream, core: Arc<Core>, grace: watch::Receiver<Duration>) {
     // Small events on a socket that waits for acknowledgements cost 40 ms a stream.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY refused");
@@ -96,16 +114,26 @@ async fn connection(stream: TcpStream, core: Arc<Core>) {
     builder.http1().timer(TokioTimer::new()).header_read_timeout(core.placement.config.header_timeout);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(60)).max_concurrent_streams(1024);
     let mut closing = core.closing.subscribe();
-    let service = service_fn(move |request| {
-        let core = Arc::clone(&core);
-        async move { Ok::<_, Infallible>(routes::handle(core, request).await) }
+    let traffic = Traffic::new();
+    let service = service_fn(|request: hyper::Request<Incoming>| {
+        let (core, under_way) = (Arc::clone(&core), traffic.begin(request.version()));
+        async move {
+            let response = routes::handle(Arc::clone(&core), request).await;
+            Ok::<_, Infallible>(under_way.answer(response, *core.closing.borrow()))
+        }
     });
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
         () = closed(&mut closing) => {
-            served.as_mut().graceful_shutdown();
-            served.await
+            let patience = *grace.borrow();
+            tokio::select! {
+                ended = served.as_mut() => ended,
+                () = traffic.quiet(patience) => {
+                    served.as_mut().graceful_shutdown();
+                    served.await
+                }
+            }
         }
     };
     if let Err(error) = ended {

@@ -1,6 +1,7 @@
 //! The HTTP server.
 
 mod body;
+mod drain;
 mod events;
 mod listen;
 mod receive;

@@ -1,0 +1,232 @@
+"""A house of two Routers and several Workers as processes, and clients that know both addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from counting_worker import WORDS
+
+HERE = pathlib.Path(__file__).parent
+WHOLE = "".join(f"{number} " for number in range(WORDS))
+
+
+def wait_for(what: str, condition: Callable[[], bool], limit: float = 60.0) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@dataclasses.dataclass
+class Door:
+    """One Router: a fixed place, whatever process stands there.
+
+    Attributes:
+        node: Port of its node.
+        port: Where it serves HTTP.
+        process: Who stands there.
+        killed: Times of `kill -9`, on `time.monotonic`'s clock.
+    """
+
+    node: int
+    port: int
+    process: subprocess.Popen[bytes]
+    killed: list[float] = dataclasses.field(default_factory=list)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body; status 0 where nobody answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+            except (OSError, http.client.HTTPException):
+                return 0, ""
+
+    def ready_workers(self) -> int:
+        status, text = self.get("/health")
+        return int(json.loads(text)["healthy_workers"]) if status else -1
+
+    def in_flight(self) -> int:
+        found = re.search(r"^pulsing_router_in_flight (\d+)", self.get("/metrics")[1], re.MULTILINE)
+        return int(found[1]) if found else -1
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+
+class House:
+    """Two Routers and `count` Workers, each a process."""
+
+    def __init__(self, folder: pathlib.Path, count: int) -> None:
+        self.folder = folder
+        self.everybody: list[subprocess.Popen[bytes]] = []
+        ports = free_ports(4)
+        self.nodes = ports[:2]
+        self.doors = [Door(node, port, self._router(node, port)) for node, port in zip(ports, ports[2:], strict=False)]
+        self.workers = [self.worker() for _ in range(count)]
+
+    def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+        seeds = ",".join(f"127.0.0.1:{node}" for node in self.nodes)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [sys.executable, "-m", "pulsing.cli", "actor", words[0], "--seeds", seeds, *words[1:]]
+            process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        self.everybody.append(process)
+        return process
+
+    def _router(self, node: int, port: int) -> subprocess.Popen[bytes]:
+        place = ("--addr", f"127.0.0.1:{node}", "--name", f"router{port}")
+        return self._start(f"router{port}", "pulsing.serving.Router", *place, "--", "--http_port", str(port))
+
+    def worker(self) -> subprocess.Popen[bytes]:
+        """Starts one more Worker."""
+        return self._start("workers", "counting_worker.CountingWorker", "--name", "worker")
+
+    def reopen(self, door: Door) -> None:
+        """A Router in the place of one that ended."""
+        door.process = self._router(door.node, door.port)
+
+    def wait_whole(self) -> None:
+        """Until every Router sees every Worker ready, and nobody else."""
+        for door in self.doors:
+            wait_for(f"the Router on {door.port} sees all", lambda door=door: door.ready_workers() == len(self.workers))
+
+    def logs(self) -> str:
+        """The end of what each process said."""
+        return "\n".join(
+            f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.log")
+        )
+
+    def close(self) -> None:
+        for process in self.everybody:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def house(folder: pathlib.Path, count: int) -> Iterator[House]:
+    """A house in which everybody sees everybody."""
+    made = House(folder, count)
+    try:
+        made.wait_whole()
+        yield made
+    finally:
+        made.close()
+
+
+def stop(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM) -> None:
+    """Sends a signal and waits for the end it brings."""
+    process.send_signal(number)
+    process.wait(60)
+
+
+class Client:
+    """One after the other on a kept connection; where it is refused, at the other address.
+
+    Args:
+        doors: The Routers.
+        stream: Whether answers are streamed.
+        at: Index of the one that is asked first.
+    """
+
+    def __init__(self, doors: list[Door], *, stream: bool, at: int) -> None:
+        self.doors = doors
+        self.stream = stream
+        self.at = at
+        request = {"model": "counting", "stream": stream, "temperature": 0}
+        body = json.dumps({**request, "messages": [{"role": "user", "content": "count"}]}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-length: {len(body)}\r\n"
+        self.request = f"{head}content-type: application/json\r\n\r\n".encode() + body
+        self.kept: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    @property
+    def door(self) -> Door:
+        """Whom it asks."""
+        return self.doors[self.at]
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.kept is not None and not self.kept[0].at_eof():
+            return self.kept
+        self.close()
+        for _ in range(600):
+            # Reset before anything was sent is as good as refused.
+            with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):
+                self.kept = await asyncio.open_connection("127.0.0.1", self.door.port)
+                return self.kept
+            self.at = 1 - self.at
+            await asyncio.sleep(0.05)
+        raise AssertionError("no Router takes connections")
+
+    async def ask(self) -> str:
+        """One request; what became of it: whole, broken and said so, a status, "cut" where the connection ended without
+        a word, or what must not be."""
+        reader, writer = await self._connected()
+        try:
+            writer.write(self.request)
+            lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+            status, content, clean = await self._body(reader, lines)
+        except (OSError, asyncio.IncompleteReadError):
+            self.close()
+            return "cut"
+        if not clean or "connection: close" in lines:
+            self.close()
+        return self._judge(status, content, clean)
+
+    async def _body(self, reader: asyncio.StreamReader, lines: list[str]) -> tuple[int, str, bool]:
+        status = int(lines[0].split(" ")[1])
+        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        if "content-length" in headers:
+            return status, (await reader.readexactly(int(headers["content-length"]))).decode(), True
+        content = b""
+        try:
+            while size := int((await reader.readuntil(b"\r\n")), 16):
+                content += (await reader.readexactly(size + 2))[:-2]
+            await reader.readexactly(2)
+        except (OSError, asyncio.IncompleteReadError):
+            return status, content.decode(), False
+        return status, content.decode(), True
+
+    def _judge(self, status: int, text: str, clean: bool) -> str:
+        if status != 200:
+            return f"status {status}"
+        if not self.stream:
+            content = json.loads(text)["choices"][0]["message"]["content"]
+            return "whole" if content == WHOLE else f"WRONG: {content!r}"
+        events = [line[6:] for line in text.split("\n\n") if line.startswith("data: ")]
+        done = events[-1:] == ["[DONE]"]
+        parsed = [json.loads(event) for event in events if event != "[DONE]"]
+        said = any("error" in event for event in parsed)
+        content = "".join(c["delta"].get("content") or "" for e in parsed for c in e.get("choices", ()))
+        if done and clean and not said and content == WHOLE:
+            return "whole"
+        if not done and not clean and WHOLE.startswith(content):
+            return "broken and said so" if said else "cut"
+        return f"WRONG: done={done} clean={clean} said={said} {content!r}"
+
+    def close(self) -> None:
+        if self.kept is not None:
+            self.kept[1].transport.abort()
+            self.kept = None
