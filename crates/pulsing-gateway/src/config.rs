@@ -43,6 +43,8 @@ pub struct GatewayConfig {
     /// and its like. Default `x-session-id`, `x-conversation-id`, `x-user-id`.
     #[serde(deserialize_with = "names")]
     pub session_headers: Vec<String>,
+    /// Tell clients that ask where their requests went and why, and answer `GET /v1/_routing`. Default false: it names Workers.
+    pub debug_routing: bool,
     /// Asked before the policy (S1).
     #[serde(skip)]
     pub picker: Option<Arc<dyn ExternalPicker>>,
@@ -116,6 +118,7 @@ impl Default for GatewayConfig {
             balance_relative: options.balance.relative,
             cache_index: options.index_bytes,
             session_headers: ["x-session-id", "x-conversation-id", "x-user-id"].map(str::to_owned).into(),
+            debug_routing: false,
             picker: None,
             picker_limit: Duration::from_millis(50),
             max_body: 64 << 20,

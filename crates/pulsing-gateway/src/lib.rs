@@ -10,6 +10,7 @@
 //! | `engine`     | engine servers that joined through an EngineWorker: dialled over HTTP      |
 //! | `admit`      | API keys, their limits, the queue in front of the Workers                  |
 //! | `dispatch`   | one request to one Worker, and to the next when that one fails             |
+//! | `explain`    | why requests went where they went                                          |
 //! | [`server`]   | listener, routes, request life                                             |
 //!
 //! A request is parsed, admitted, placed, forwarded and streamed without a lock that a writer holds: routing reads an
@@ -24,6 +25,7 @@ pub mod cluster;
 mod config;
 mod dispatch;
 mod engine;
+mod explain;
 mod files;
 mod metrics;
 pub mod picker;

@@ -59,6 +59,7 @@ class RouterSettings(TypedDict, total=False):
     balance_absolute: int | None
     balance_relative: float | None
     cache_index: int | str | None
+    debug_routing: bool | None
     max_requests: int | None
     max_body: int | str | None
     request_timeout: float | None
@@ -191,6 +192,11 @@ SETTINGS: tuple[RouterSetting, ...] = (
         number(1),
     ),
     _size("cache_index", 32 << 20, "memory for what `cache_aware` knows of prompts"),
+    _flag(
+        "debug_routing",
+        False,
+        "tell clients that send `x-pulsing-debug: routing` which worker they got and why, and serve `GET /v1/_routing`",
+    ),
     _count(
         "max_requests", 4096, "requests", "requests in the house at once, running or waiting; more are answered 503"
     ),

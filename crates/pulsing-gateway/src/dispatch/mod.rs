@@ -21,6 +21,7 @@ use hyper::HeaderMap;
 use crate::api::{Api, ApiError};
 use crate::cluster::Cluster;
 use crate::config::GatewayConfig;
+use crate::explain::Decisions;
 use crate::metrics::Metrics;
 use crate::picker::PickRequest;
 use crate::policy::{Hints, Policy};
@@ -37,6 +38,8 @@ pub(crate) struct Placement {
     pub(crate) policy: Arc<dyn Policy>,
     pub(crate) config: GatewayConfig,
     pub(crate) metrics: Metrics,
+    /// The last choices, kept with `debug_routing`.
+    pub(crate) decisions: Decisions,
 }
 
 /// One client request, shared by its sub-requests.

@@ -12,8 +12,11 @@ use super::attempt::{Past, Upstream, lost_too_often};
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
 use crate::engine::Engine;
+use crate::explain::Decision;
 use crate::metrics::Retry;
+use crate::policy::Why;
 use crate::pool::{State, Worker};
+use crate::trail::Stage;
 
 /// Who may take a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,6 +74,7 @@ impl Placement {
                 return Err(ApiError::no_workers(&why));
             };
             self.policy.sent(&worker, job.hints());
+            let asked = Instant::now();
             let attempt = match worker.endpoint() {
                 Some(endpoint) => tokio::select! {
                     answer = self.attempt_engine(&worker, endpoint, &job, body.clone()) => answer.map(Placed::Engine),
@@ -79,6 +83,7 @@ impl Placement {
                 None if takers == Takers::Undivided => return Ok(Placed::Divide),
                 None => self.attempt(&worker, &job, body.clone(), &mut past).await.map(Placed::Actor),
             };
+            job.trail.spent(Stage::Worker, asked);
             match attempt {
                 Ok(placed) => return Ok(placed),
                 Err(Failure::Final(error)) => return Err(error),
@@ -143,10 +148,19 @@ impl Placement {
         if candidates.is_empty() {
             return None;
         }
-        if let Some(worker) = self.ask_picker(candidates, job).await {
-            return Some(worker);
+        let (worker, why) = match self.ask_picker(candidates, job).await {
+            Some(worker) => (worker, Why::Scheduler),
+            None => {
+                let choice = self.policy.pick(candidates, job.hints());
+                (Arc::clone(candidates.get(choice.index)?), choice.why)
+            }
+        };
+        if self.config.debug_routing {
+            let decision = Arc::new(Decision::new(&job.request_id, &job.model, &worker, why, candidates));
+            job.trail.decided(&decision);
+            self.decisions.add(decision);
         }
-        candidates.get(self.policy.pick(candidates, job.hints()).index).cloned()
+        Some(worker)
     }
 
     async fn ask_picker(&self, candidates: &[Arc<Worker>], job: &Job) -> Option<Arc<Worker>> {

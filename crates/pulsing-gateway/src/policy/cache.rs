@@ -1,6 +1,6 @@
 //! The Worker that has most of the prompt in its cache already.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -76,8 +76,8 @@ impl Policy for CacheAware {
     fn index(&self) -> Option<IndexSize> {
         Some(IndexSize { blocks: self.index.blocks(), bytes: self.index.bytes() })
     }
-    fn blocks_of(&self, worker: &Worker) -> usize {
-        self.index.blocks_of(worker.cache())
+    fn holdings(&self) -> HashMap<u32, usize> {
+        self.index.holdings()
     }
 }
 

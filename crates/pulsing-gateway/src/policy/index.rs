@@ -4,6 +4,7 @@
 //! ever waits for anybody, what is full forgets what was used longest ago, and memory has a bound. It grows by doubling. An
 //! entry that two writers garble, or that is lost while the table grows, costs one request a cache hit and nothing else.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -187,10 +188,15 @@ impl Index {
     pub(crate) fn bytes(&self) -> usize {
         self.table.load().entries.len() * ENTRY
     }
-    /// Entries of one Worker. Looks at all of them.
-    pub(crate) fn blocks_of(&self, worker: u32) -> usize {
-        let table = self.table.load();
-        table.entries.iter().filter(|entry| entry.hash.load(Relaxed) != 0 && entry.worker() == worker).count()
+    /// Entries of each Worker. Looks at all of them.
+    pub(crate) fn holdings(&self) -> HashMap<u32, usize> {
+        let mut holdings = HashMap::new();
+        for entry in &self.table.load().entries {
+            if entry.hash.load(Relaxed) != 0 {
+                *holdings.entry(entry.worker()).or_insert(0) += 1;
+            }
+        }
+        holdings
     }
 
     fn grow(&self) {
@@ -236,9 +242,9 @@ mod tests {
         index.insert(&prompt, 8);
         assert_eq!([7, 8, 9].map(|worker| depth(&index, &prompt, worker)), [12, 20, 0]);
         assert_eq!(depth(&index, &chain(2, 20), 7), 0);
-        assert_eq!((index.blocks(), index.blocks_of(7)), (32, 12));
+        assert_eq!((index.blocks(), index.holdings()[&7]), (32, 12));
         index.forget(|worker| worker == 7);
-        assert_eq!((depth(&index, &prompt, 7), index.blocks(), index.blocks_of(8)), (0, 20, 20));
+        assert_eq!((depth(&index, &prompt, 7), index.blocks(), index.holdings()[&8]), (0, 20, 20));
     }
 
     #[test]

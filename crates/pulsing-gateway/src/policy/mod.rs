@@ -20,6 +20,7 @@ mod tend;
 mod view;
 mod why;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -78,10 +79,9 @@ pub trait Policy: Send + Sync {
     fn index(&self) -> Option<IndexSize> {
         None
     }
-    /// Blocks of prompts that a Worker is known to have.
-    fn blocks_of(&self, worker: &Worker) -> usize {
-        let _ = worker;
-        0
+    /// Blocks of prompts that are in a Worker's cache, by the number of the cache. Looks at all of the index.
+    fn holdings(&self) -> HashMap<u32, usize> {
+        HashMap::new()
     }
 }
 

@@ -140,7 +140,7 @@ fn an_instance_that_went_takes_its_entries_with_it() {
     policy.sent(&all[0], prompt(&known));
     let left = without(&all, 0);
     assert_eq!(policy.pick(&left, prompt(&known)).why, Why::Unknown { blocks: 10 });
-    assert_eq!((policy.index().map(|index| index.blocks), policy.blocks_of(&all[0])), (Some(10), 10));
+    assert_eq!((policy.index().map(|index| index.blocks), policy.holdings()[&all[0].cache()]), (Some(10), 10));
     policy.keep(&left);
     assert_eq!(policy.index().map(|index| index.blocks), Some(0));
 }

@@ -87,6 +87,11 @@ impl Clocks {
     pub(super) fn is_stuck(&self) -> bool {
         self.stuck.load(Ordering::Acquire)
     }
+    /// How long ago the last report came.
+    pub(super) fn since_heard(&self, now: Instant) -> Option<Duration> {
+        let heard = self.heard_at.load(Ordering::Acquire);
+        (heard != 0).then(|| Duration::from_millis(self.at(now).saturating_sub(heard)))
+    }
     /// It has reported, and not too long ago to be believed.
     pub(super) fn is_fresh(&self, now: Instant) -> bool {
         let heard = self.heard_at.load(Ordering::Acquire);

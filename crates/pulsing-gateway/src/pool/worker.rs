@@ -117,6 +117,8 @@ pub struct Worker {
     capacity: AtomicU32,
     /// Bits of an `f32`.
     kv_usage: AtomicU32,
+    /// Milliseconds without a token, as reported.
+    progress_age: AtomicU64,
     /// Counts reports.
     reports: AtomicU64,
     /// Requests of this Router on it.
@@ -147,6 +149,7 @@ impl Worker {
             waiting: AtomicU32::new(0),
             capacity: AtomicU32::new(0),
             kv_usage: AtomicU32::new(0),
+            progress_age: AtomicU64::new(0),
             reports: AtomicU64::new(0),
             in_flight: AtomicU32::new(0),
             unreported: AtomicI64::new(0),
@@ -263,7 +266,9 @@ impl Worker {
         self.waiting.store(report.waiting, Ordering::Relaxed);
         self.capacity.store(report.capacity, Ordering::Relaxed);
         self.kv_usage.store(report.kv_usage.to_bits(), Ordering::Relaxed);
-        if matches!(State::parse(&report.state), State::Loading | State::Failed) && self.state() == State::Ready {
+        self.progress_age.store(report.progress_age_ms, Ordering::Relaxed);
+        let served = self.facts.load().reported.as_deref().is_some_and(|state| State::parse(state) == State::Ready);
+        if served && matches!(State::parse(&report.state), State::Loading | State::Failed) {
             // What comes back is another process, or has lost what it had.
             self.cache.store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         }
@@ -342,6 +347,22 @@ impl Worker {
     pub fn kv_usage(&self) -> f32 {
         let usage = f32::from_bits(self.kv_usage.load(Ordering::Relaxed));
         if usage.is_finite() { usage.clamp(0.0, 1.0) } else { 0.0 }
+    }
+    /// Requests that it reported to be serving.
+    pub fn running(&self) -> u32 {
+        self.running.load(Ordering::Relaxed)
+    }
+    /// Requests that it reported to be waiting.
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+    /// Time without a token when it last reported.
+    pub fn progress_age(&self) -> Duration {
+        Duration::from_millis(self.progress_age.load(Ordering::Relaxed))
+    }
+    /// How long ago it last reported; `None`: it never did.
+    pub fn report_age(&self, now: Instant) -> Option<Duration> {
+        self.clocks.since_heard(now)
     }
     /// Requests of this Router on it.
     pub fn in_flight(&self) -> u32 {

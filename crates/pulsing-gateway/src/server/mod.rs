@@ -23,6 +23,7 @@ use crate::admit::{Door, Gate};
 use crate::cluster::Cluster;
 use crate::config::{GatewayConfig, GatewayError};
 use crate::dispatch::Placement;
+use crate::explain::Decisions;
 use crate::metrics::Metrics;
 use crate::policy::{Policy, tend};
 use crate::pool::{Limits, Pool};
@@ -101,7 +102,14 @@ impl Gateway {
         if policy.wants_prefix() {
             tend(&pool, Arc::clone(&policy));
         }
-        let placement = Arc::new(Placement { cluster, pool, policy, config, metrics: Metrics::default() });
+        let placement = Arc::new(Placement {
+            cluster,
+            pool,
+            policy,
+            config,
+            metrics: Metrics::default(),
+            decisions: Decisions::default(),
+        });
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let gate = Arc::new(Gate::new(
             Arc::clone(&placement.pool),

@@ -21,9 +21,11 @@ use crate::api::{self, Answer, Api, ApiError, Envelope, Parsed, StreamWriter};
 use crate::config::GatewayConfig;
 use crate::dispatch::{Job, Piece, Source};
 use crate::engine::{Head, Whole, usage_in};
+use crate::explain;
 use crate::metrics::Route;
 use crate::picker::PickRequest;
 use crate::pool::State;
+use crate::trail::Stage;
 
 /// Text of a request that a scheduler outside is shown, in bytes.
 const PICK_TEXT: usize = 16 * 1024;
@@ -38,6 +40,7 @@ enum Endpoint {
     Metrics,
     Models,
     Model(String),
+    Routing,
     Generate(Api),
 }
 
@@ -51,6 +54,7 @@ impl Endpoint {
             "/ready" => Self::Ready,
             "/metrics" => Self::Metrics,
             "/models" => Self::Models,
+            "/_routing" => Self::Routing,
             "/chat/completions" => Self::Generate(Api::Chat),
             "/completions" => Self::Generate(Api::Completions),
             other => Self::Model(decode_percent(other.strip_prefix("/models/")?)),
@@ -69,7 +73,7 @@ impl Endpoint {
     }
     fn route(&self) -> Route {
         match self {
-            Self::Root => Route::Other,
+            Self::Root | Self::Routing => Route::Other,
             Self::Health | Self::Ready => Route::Health,
             Self::Metrics => Route::Metrics,
             Self::Models | Self::Model(_) => Route::Models,
@@ -198,6 +202,17 @@ async fn answer(
             let text = core.placement.metrics.render(core.in_flight.load(Acquire), core.gate.waiting(), &snapshot);
             respond::with_type(200, "text/plain; version=0.0.4; charset=utf-8", Body::full(text))
         }
+        // Where it is off there is no such path.
+        Endpoint::Routing if !config.debug_routing => return Err(ApiError::unknown_path("GET", request.uri().path())),
+        Endpoint::Routing => {
+            let placement = Arc::clone(&core.placement);
+            // It may look through the whole index.
+            let page =
+                move || explain::page(&placement.config, &*placement.policy, &placement.pool, &placement.decisions);
+            let page = tokio::task::spawn_blocking(page).await;
+            let page = page.map_err(|error| ApiError::worker_fault(format!("the page could not be made: {error}")))?;
+            respond::json(200, page.to_string())
+        }
         Endpoint::Models => {
             let data: Vec<Value> =
                 snapshot.listed().iter().map(|(model, length)| model_entry(core, model, *length)).collect();
@@ -249,27 +264,33 @@ async fn generate(
             return Err(error);
         }
     };
+    if core.placement.config.debug_routing {
+        tracker.trail.begin(request.headers(), tracker.started);
+    }
+    let trail = Arc::clone(&tracker.trail);
     let outcome = tokio::select! {
         biased;
         outcome = run(core, api, request, request_id, &mut tracker) => outcome,
         () = core.cut() => Err(ApiError::draining()),
     };
-    match outcome {
-        Ok(Outcome::Whole(body)) => Ok(respond::json(200, body)),
-        Ok(Outcome::Passed(head, body)) => Ok(respond::passed(head, body)),
+    let mut response = match outcome {
+        Ok(Outcome::Whole(body)) => respond::json(200, body),
+        Ok(Outcome::Passed(head, body)) => respond::passed(head, body),
         Ok(Outcome::Stream(pending, head)) => {
             tracker.answered();
             let body = Body::Events(Box::new(pending(tracker)));
-            Ok(match head {
+            match head {
                 Some(head) => respond::passed_events(head, body),
                 None => respond::events(body),
-            })
+            }
         }
         Err(error) => {
             tracker.refused();
-            Err(error)
+            respond::error(&error)
         }
-    }
+    };
+    trail.tell(core.placement.config.policy.name(), response.headers_mut());
+    Ok(response)
 }
 
 enum Outcome {
@@ -291,13 +312,19 @@ async fn run(
     let deadline = tracker.started + config.request_timeout;
     let (head, body) = request.into_parts();
     let expects_continue = head.headers.contains_key(header::EXPECT);
+    let sending = Instant::now();
     let body = receive::read(body, config.max_body, config.body_timeout, expects_continue).await?;
+    tracker.trail.spent(Stage::Body, sending);
+    let parsing = Instant::now();
     let mut parsed = api::parse(api, &body)?;
     let model = parsed.model.clone().unwrap_or_else(|| config.model_name.clone());
     if core.placement.pool.snapshot().ready_for(&model).is_none() {
         return Err(unknown_model(core, &model));
     }
+    tracker.trail.spent(Stage::Parse, parsing);
+    let queued = Instant::now();
     tracker.queue(&model, body.len(), deadline).await?;
+    tracker.trail.spent(Stage::Queue, queued);
     let choices = parsed.bodies.len() as u32 * parsed.n;
     let bodies = std::mem::take(&mut parsed.bodies);
     let job = Arc::new(job(core, head.headers, request_id, &body, &mut parsed, &model, tracker));
@@ -308,9 +335,11 @@ async fn run(
     if !parsed.stream {
         let mut answer = Answer::new(envelope);
         let collect = async {
+            let mut begun = None;
             while let Some(piece) = source.next().await {
                 match piece? {
                     Piece::Deltas(deltas) => {
+                        begun.get_or_insert_with(Instant::now);
                         tracker.first_token();
                         deltas.deltas.iter().try_for_each(|delta| answer.push(delta))?;
                     }
@@ -320,6 +349,9 @@ async fn run(
                         return Err(ApiError::worker_fault("the engine streams where no stream was asked for"));
                     }
                 }
+            }
+            if let Some(begun) = begun {
+                tracker.trail.spent(Stage::Worker, begun);
             }
             Ok(None)
         };
