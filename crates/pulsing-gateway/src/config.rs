@@ -100,8 +100,16 @@ pub struct GatewayConfig {
     /// How long a request may wait there. Default 60 s.
     #[serde(deserialize_with = "seconds")]
     pub queue_timeout: Duration,
-    /// Answer browsers of any origin (CORS). Default true: the API carries no cookies.
-    pub cors: bool,
+    /// Origins whose browsers are let in (CORS), as browsers spell them; `*` = any. Default none.
+    pub cors_origins: Vec<String>,
+    /// PEM file of the certificate chain: the API is served over TLS. Default none.
+    pub tls_cert: Option<PathBuf>,
+    /// PEM file of its private key.
+    pub tls_key: Option<PathBuf>,
+    /// Headers of one request. Default 100, as many servers have it.
+    pub max_headers: usize,
+    /// Their size in bytes, names and values. Default 64 KiB, which holds the largest tokens and cookies in use.
+    pub max_header_bytes: usize,
 }
 
 impl Default for GatewayConfig {
@@ -138,7 +146,11 @@ impl Default for GatewayConfig {
             metrics_open: false,
             max_queue: 1024,
             queue_timeout: Duration::from_secs(60),
-            cors: true,
+            cors_origins: Vec::new(),
+            tls_cert: None,
+            tls_key: None,
+            max_headers: 100,
+            max_header_bytes: 64 << 10,
         }
     }
 }

@@ -129,7 +129,7 @@ async fn a_request_may_come_in_single_bytes_and_be_followed_by_others_at_once() 
 async fn get_routes_take_head_options_and_trailing_slashes() {
     let cluster = FakeCluster::new();
     cluster.worker(hello);
-    let gateway = cluster.gateway(|_| {}).await;
+    let gateway = cluster.gateway(|config| config.cors_origins = vec!["*".into()]).await;
     for path in [
         "/",
         "/health",
@@ -160,7 +160,12 @@ async fn get_routes_take_head_options_and_trailing_slashes() {
 async fn errors_are_json_with_a_request_id_whatever_went_wrong() {
     let cluster = FakeCluster::new();
     cluster.worker(hello);
-    let gateway = cluster.gateway(|config| config.max_body = 1000).await;
+    let gateway = cluster
+        .gateway(|config| {
+            config.max_body = 1000;
+            config.cors_origins = vec!["*".into()];
+        })
+        .await;
     let long = format!(r#"{{"messages":[{{}}],"x":"{}"}}"#, "y".repeat(2000));
     let cases = [
         ("GET", "/nope", "", 404, "unknown_url"),

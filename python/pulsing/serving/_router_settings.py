@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from pulsing import _core
@@ -77,6 +77,11 @@ class RouterSettings(TypedDict, total=False):
     metrics_open: bool | None
     max_queue: int | None
     queue_timeout: float | None
+    max_headers: int | None
+    max_header_bytes: int | str | None
+    cors_origins: Sequence[str] | str | None
+    tls_cert: str | None
+    tls_key: str | None
 
 
 def _scheduler_type(value: Any) -> bool:
@@ -251,6 +256,20 @@ SETTINGS: tuple[RouterSetting, ...] = (
         number(0, whole=True),
     ),
     _seconds("queue_timeout", 60.0, "how long a request may wait there"),
+    _count("max_headers", 100, "headers", "headers of one request; more are answered 431"),
+    _size("max_header_bytes", 64 << 10, "size of one request's headers; more is answered 431"),
+    RouterSetting(
+        "cors_origins",
+        list[str],
+        (),
+        "",
+        "origins whose browsers are let in (CORS), separated by commas, as in `https://chat.example`; `*`: any; none: "
+        "no browser of another origin",
+        "origins",
+        lambda value: all(one == "*" or "://" in one for one in value),
+    ),
+    _file("tls_cert", "PEM file of a certificate chain: the API is served over TLS; read again when it changes"),
+    _file("tls_key", "PEM file of its private key"),
 )
 
 BY_NAME: dict[str, RouterSetting] = {setting.name: setting for setting in SETTINGS}

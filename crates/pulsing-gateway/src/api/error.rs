@@ -91,6 +91,21 @@ impl ApiError {
         Self::new(413, "invalid_request_error", format!("The request body is over the limit of {limit} bytes"))
             .code("request_too_large")
     }
+    /// 400, 414 or 431: what came is no request that can be read.
+    pub fn unreadable(status: u16) -> Self {
+        let (message, code) = match status {
+            414 => ("The request's URL is too long", "uri_too_long"),
+            431 => ("The request's headers are too many or too large", "headers_too_large"),
+            _ => ("This is not an HTTP request that can be read", "bad_request"),
+        };
+        Self::new(status, "invalid_request_error", message).code(code)
+    }
+    /// 431 for headers of more than `limit` bytes.
+    pub fn large_headers(limit: usize) -> Self {
+        let mut error = Self::unreadable(431);
+        error.message = format!("The request's headers are over the limit of {limit} bytes");
+        error
+    }
     /// 408: the body stopped coming.
     pub fn slow_body() -> Self {
         Self::new(408, "invalid_request_error", "The request body stopped coming").code("request_timeout")

@@ -104,6 +104,7 @@ impl EventStream {
         }
         if out.is_empty() {
             match self.poll_silence(cx) {
+                Poll::Pending if self.tracker.doubted() => StreamWriter::ping(&mut out),
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(()) => StreamWriter::ping(&mut out),
             }

@@ -7,20 +7,31 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::drain::Traffic;
-use super::{Core, routes};
+use super::peer::Peer;
+use super::socket::{Socket, Tcp};
+use super::{Core, respond, routes};
 use crate::config::GatewayError;
+use crate::metrics::Route;
 
 /// What clients get to read their last error in, at the end of the grace period.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long a TLS handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// First byte of a TLS record that begins a handshake.
+const TLS_RECORD: u8 = 0x16;
+/// What is read ahead of one connection, in bytes: hyper's own default.
+const BUFFER: usize = 8192 + 4096 * 100;
 /// Connections the kernel holds for us until they are accepted.
 const BACKLOG: u32 = 4096;
 
@@ -110,19 +121,61 @@ async fn connection(stream: TcpStream, core: Arc<Core>, grace: watch::Receiver<D
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY refused");
     }
+    let Some(tls) = core.tls.clone() else {
+        return serve_connection(stream, core, grace).await;
+    };
+    let handshake = async {
+        let mut first = [0];
+        // Who speaks HTTP here is told so in HTTP.
+        if stream.peek(&mut first).await? == 1 && first[0] != TLS_RECORD {
+            let mut stream = stream;
+            stream.write_all(&respond::plaintext()).await?;
+            let _ = stream.shutdown().await;
+            return Err(io::Error::other("a client came without TLS"));
+        }
+        tls.acceptor().accept(stream).await
+    };
+    match tokio::time::timeout(HANDSHAKE, handshake).await {
+        Ok(Ok(stream)) => serve_connection(stream, core, grace).await,
+        Ok(Err(error)) => tracing::debug!(%error, "no TLS connection came about"),
+        Err(_) => tracing::debug!("a TLS handshake took too long"),
+    }
+}
+
+async fn serve_connection<S>(stream: S, core: Arc<Core>, grace: watch::Receiver<Duration>)
+where
+    S: AsyncRead + AsyncWrite + Tcp + Unpin + Send + 'static,
+{
+    let config = &core.placement.config;
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(core.placement.config.header_timeout);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(60)).max_concurrent_streams(1024);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(config.header_timeout)
+        .max_headers(config.max_headers)
+        .max_buf_size(BUFFER.max(config.max_header_bytes));
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Duration::from_secs(60))
+        .max_concurrent_streams(1024)
+        .max_header_list_size(u32::try_from(config.max_header_bytes).unwrap_or(u32::MAX));
     let mut closing = core.closing.subscribe();
     let traffic = Traffic::new();
-    let service = service_fn(|request: hyper::Request<Incoming>| {
-        let (core, under_way) = (Arc::clone(&core), traffic.begin(request.version()));
+    let peer = Arc::new(Peer::default());
+    let counted = Arc::clone(&core);
+    let refused = Box::new(move |status| counted.placement.metrics.request(Route::Other, status));
+    let socket = Socket::new(stream, Arc::clone(&peer), refused);
+    let service = service_fn(|request: Request<Incoming>| {
+        peer.begin(&request);
+        let (core, peer) = (Arc::clone(&core), Arc::clone(&peer));
+        let under_way = traffic.begin(request.version());
         async move {
-            let response = routes::handle(Arc::clone(&core), request).await;
+            let response = routes::handle(Arc::clone(&core), peer, request).await;
             Ok::<_, Infallible>(under_way.answer(response, *core.closing.borrow()))
         }
     });
-    let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut served = pin!(builder.serve_connection(TokioIo::new(socket), service));
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
         () = closed(&mut closing) => {

@@ -1,12 +1,16 @@
 //! The HTTP server.
 
 mod body;
+mod cors;
 mod drain;
 mod events;
 mod listen;
+mod peer;
 mod receive;
 mod respond;
 mod routes;
+mod socket;
+mod tls;
 mod track;
 
 use std::net::SocketAddr;
@@ -19,6 +23,7 @@ use pulsing_core::System;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 
+use self::tls::Tls;
 use crate::admit::{Door, Gate};
 use crate::cluster::Cluster;
 use crate::config::{GatewayConfig, GatewayError};
@@ -33,6 +38,7 @@ pub(crate) struct Core {
     placement: Arc<Placement>,
     door: Arc<Door>,
     gate: Arc<Gate>,
+    tls: Option<Arc<Tls>>,
     /// Generation requests in the house.
     in_flight: Arc<AtomicUsize>,
     /// Unix time in seconds.
@@ -82,6 +88,8 @@ impl Gateway {
         for (name, zero) in [
             ("max_body", config.max_body == 0),
             ("max_requests", config.max_requests == 0),
+            ("max_headers", config.max_headers == 0),
+            ("max_header_bytes", config.max_header_bytes == 0),
             ("max_attempts", config.max_attempts == 0),
             ("request_timeout", config.request_timeout.is_zero()),
             ("ping_interval", config.ping_interval.is_zero()),
@@ -94,6 +102,7 @@ impl Gateway {
             return Err(GatewayError::Config("balance_relative must be 1 or more".to_owned()));
         }
         let door = Arc::new(Door::new(&config)?);
+        let tls = Tls::new(&config)?;
         let (listener, addr) = listen::bind(&config.host, config.port)?;
         let limits = Limits { silence: config.worker_silence, standstill: config.worker_standstill };
         let pool = Pool::start(Arc::clone(&cluster), served, limits)
@@ -116,14 +125,18 @@ impl Gateway {
             placement.config.max_queue,
             placement.config.queue_timeout,
         ));
-        let chores = vec![
+        let mut chores = vec![
             tokio::spawn(Arc::clone(&door).follow()).abort_handle(),
             tokio::spawn(Arc::clone(&gate).watch()).abort_handle(),
         ];
+        if let Some(tls) = &tls {
+            chores.push(tokio::spawn(Arc::clone(tls).follow()).abort_handle());
+        }
         let core = Arc::new(Core {
             placement,
             door,
             gate,
+            tls,
             in_flight: Arc::default(),
             started,
             closing: watch::Sender::new(false),

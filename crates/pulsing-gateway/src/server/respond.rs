@@ -1,9 +1,11 @@
 //! Responses and the headers that all of them share.
 
+use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 
 use super::body::Body;
+use super::cors::Allowed;
 use crate::admit::Rate;
 use crate::api::ApiError;
 use crate::engine::Head;
@@ -68,7 +70,7 @@ pub(super) fn error(error: &ApiError) -> Response<Body> {
     if let Some(allow) = error.allow {
         headers.insert(header::ALLOW, HeaderValue::from_static(allow));
     }
-    if matches!(error.status, 408 | 413) {
+    if matches!(error.status, 408 | 413 | 431) {
         // What is left of the body must not be taken for the next request.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -76,36 +78,60 @@ pub(super) fn error(error: &ApiError) -> Response<Body> {
 }
 
 /// The answer to a preflight: no key is asked for, as browsers send none with it.
-pub(super) fn preflight(allow: &'static str, request: &HeaderMap, cors: bool) -> Response<Body> {
+pub(super) fn preflight(allow: &'static str, request: &HeaderMap, cors: &Allowed) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     headers.insert(header::ALLOW, HeaderValue::from_static(allow));
-    if cors {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(allow));
-        // `*` would not cover Authorization, so what was asked for is named.
-        let wanted = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-        let wanted = wanted.unwrap_or_else(|| HeaderValue::from_static("authorization, content-type, x-request-id"));
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
-        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
-    }
+    cors.write_preflight(headers, request, allow);
     response
 }
 
-pub(super) fn finish(response: &mut Response<Body>, request_id: &HeaderValue, rate: Option<Rate>, cors: bool) {
+pub(super) fn finish(response: &mut Response<Body>, request_id: &HeaderValue, rate: Option<Rate>, cors: &Allowed) {
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, request_id.clone());
     for (name, value) in rate.iter().flat_map(Rate::headers) {
         // An engine's own limits are none of the client's.
         headers.insert(name, value);
     }
-    if cors {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-        headers.insert(
-            header::ACCESS_CONTROL_EXPOSE_HEADERS,
-            HeaderValue::from_static("x-request-id, retry-after, x-should-retry"),
-        );
+    cors.write(headers);
+}
+
+/// The status of an error that hyper answers by itself when it cannot read a request. No answer of ours is without an id.
+pub(super) fn bare_error(written: &[u8]) -> Option<u16> {
+    let line = written.strip_prefix(b"HTTP/1.1 ").or_else(|| written.strip_prefix(b"HTTP/1.0 "))?;
+    if line.first() != Some(&b'4') || !written.ends_with(b"\r\n\r\n") {
+        return None;
     }
+    let text = std::str::from_utf8(written).ok()?;
+    let whole = text.contains("\r\ncontent-length: 0\r\n") && !text.contains("\r\nx-request-id: ");
+    whole.then(|| text.get(9..12)?.parse().ok()).flatten()
+}
+
+/// What is answered in its place: the same, as the API has it.
+pub(super) fn unreadable(status: u16) -> Bytes {
+    last_words(&ApiError::unreadable(status))
+}
+
+/// What a client is told that comes without TLS where there is some.
+pub(super) fn plaintext() -> Bytes {
+    last_words(&ApiError::invalid(None, "This port speaks TLS: use https:// in place of http://"))
+}
+
+fn last_words(error: &ApiError) -> Bytes {
+    let status = error.status;
+    let (body, id) = (error.to_json(), request_id(&HeaderMap::new()));
+    let reason =
+        StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("Bad Request");
+    let mut out = format!(
+        "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\nx-request-id: {}\r\n\
+         content-length: {}\r\nconnection: close\r\n\r\n",
+        id.to_str().unwrap_or_default(),
+        body.len()
+    )
+    .into_bytes();
+    out.extend_from_slice(&body);
+    out.into()
 }
 
 /// The client's request id if it is one, else a fresh one.

@@ -13,10 +13,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::body::Body;
+use super::cors::Allowed;
 use super::events::EventStream;
+use super::peer::Peer;
 use super::track::Tracker;
 use super::{Core, receive, respond};
-use crate::admit::{Client, Rate};
+use crate::admit::Rate;
 use crate::api::{self, Answer, Api, ApiError, Envelope, Parsed, StreamWriter};
 use crate::config::GatewayConfig;
 use crate::dispatch::{Job, Piece, Source};
@@ -84,26 +86,28 @@ impl Endpoint {
 }
 
 /// Answers one request; every outcome is a response.
-pub(super) async fn handle(core: Arc<Core>, request: Request<Incoming>) -> Response<Body> {
-    let cors = core.placement.config.cors;
+pub(super) async fn handle(core: Arc<Core>, peer: Arc<Peer>, mut request: Request<Incoming>) -> Response<Body> {
+    let cors = Allowed::new(&core.placement.config.cors_origins, request.headers());
     let request_id = respond::request_id(request.headers());
     let is_head = request.method() == Method::HEAD;
     let endpoint = Endpoint::of(request.uri().path());
     let route = endpoint.as_ref().map_or(Route::Other, Endpoint::route);
     let mut rate = None;
+    request.extensions_mut().insert(Arc::clone(&peer));
     let answered = match endpoint {
         None => Err(ApiError::unknown_path(request.method().as_str(), request.uri().path())),
         Some(endpoint) if request.method() == Method::OPTIONS => {
-            Ok(respond::preflight(endpoint.allow(), request.headers(), cors))
+            Ok(respond::preflight(endpoint.allow(), request.headers(), &cors))
         }
         Some(endpoint) => enter(&core, endpoint, request, &request_id, &mut rate).await,
     };
     let mut response = answered.unwrap_or_else(|error| respond::error(&error));
     core.placement.metrics.request(route, response.status().as_u16());
-    respond::finish(&mut response, &request_id, rate, cors);
+    respond::finish(&mut response, &request_id, rate, &cors);
     if is_head {
         strip_body(&mut response);
     }
+    peer.answer(matches!(response.body(), Body::Events(_)));
     response
 }
 
@@ -128,6 +132,11 @@ fn check(
     request: &mut Request<Incoming>,
     rate: &mut Option<Rate>,
 ) -> Result<(), ApiError> {
+    let limit = core.placement.config.max_header_bytes;
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+    if headers.sum::<usize>() > limit {
+        return Err(ApiError::large_headers(limit));
+    }
     let client = match core.door.ask(request.headers()) {
         Err(_) if endpoint.is_open(&core.placement.config) => None,
         asked => Some(asked?),
@@ -256,8 +265,7 @@ async fn generate(
     request_id: &HeaderValue,
 ) -> Result<Response<Body>, ApiError> {
     let route = if api == Api::Chat { Route::Chat } else { Route::Completions };
-    let client = request.extensions().get::<Client>().cloned().ok_or_else(|| ApiError::unauthorized(false))?;
-    let mut tracker = match Tracker::admit(core, route, client) {
+    let mut tracker = match Tracker::admit(core, route, &request) {
         Ok(tracker) => tracker,
         Err(error) => {
             receive::skip(request).await;

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::Instant;
 
+use hyper::{Request, Version};
+
 use super::Core;
+use super::peer::{Peer, Waiting};
 use crate::admit::{Client, Place};
 use crate::api::ApiError;
 use crate::metrics::Route;
@@ -27,6 +30,10 @@ pub(crate) struct Tracker {
     /// A status went out.
     answered: bool,
     over: bool,
+    /// The connection that it came on, until its body is there.
+    peer: Option<(Arc<Peer>, Version)>,
+    /// From then on.
+    waiting: Option<Waiting>,
     /// One of the places of its key.
     _place: Place,
 }
@@ -37,7 +44,9 @@ impl Tracker {
     /// # Errors
     /// 429 when all places of the client's key are taken, 503 when the house is full. Costs next to nothing: the body has
     /// not been read.
-    pub(super) fn admit(core: &Arc<Core>, route: Route, client: Client) -> Result<Self, ApiError> {
+    pub(super) fn admit<B>(core: &Arc<Core>, route: Route, request: &Request<B>) -> Result<Self, ApiError> {
+        let client = request.extensions().get::<Client>().cloned().ok_or_else(|| ApiError::unauthorized(false))?;
+        let peer = request.extensions().get::<Arc<Peer>>().map(|peer| (Arc::clone(peer), request.version()));
         let place = client.enter()?;
         let limit = core.placement.config.max_requests;
         let mut tracker = Self {
@@ -50,6 +59,8 @@ impl Tracker {
             first_token: false,
             answered: false,
             over: false,
+            peer,
+            waiting: None,
             _place: place,
         };
         let full = if core.in_flight.fetch_add(1, AcqRel) < limit {
@@ -67,11 +78,12 @@ impl Tracker {
             }
         }
     }
-    /// Waits until a Worker has room for a request of `body` bytes.
+    /// Waits until a Worker has room for a request of `body` bytes, all of which are there.
     ///
     /// # Errors
     /// 503 when too many wait already, or when its turn does not come in time.
     pub(super) async fn queue(&mut self, model: &str, body: usize, deadline: Instant) -> Result<(), ApiError> {
+        self.waiting = self.peer.take().and_then(|(peer, version)| Waiting::new(peer, version));
         self.expected = body as f64 / BYTES_A_TOKEN;
         let ticket = self.core.gate.enter(model, &self.client, self.expected, deadline).await;
         let ticket = ticket.inspect_err(|_| {
@@ -83,6 +95,10 @@ impl Tracker {
     /// Returns when the gateway waits no longer.
     pub(super) fn cut(&self) -> impl Future<Output = ()> + Send + 'static {
         self.core.cut()
+    }
+    /// The client sends no more: something should be written, once, to see whether it still reads.
+    pub(super) fn doubted(&self) -> bool {
+        self.waiting.as_ref().is_some_and(Waiting::doubted)
     }
     /// The first piece of the answer is here.
     pub(super) fn first_token(&mut self) {
