@@ -605,7 +605,7 @@ class WorkerRequest:
         """
 
     @property
-    def kind(self) -> Literal["generate", "subscribe_load", "describe"]:
+    def kind(self) -> Literal["generate", "question", "subscribe_load", "describe"]:
         """What is wanted."""
 
     @property
@@ -614,7 +614,7 @@ class WorkerRequest:
 
     @property
     def api(self) -> str:
-        """``chat.completions`` or ``completions``."""
+        """``chat.completions`` or ``completions``; of a question ``embeddings``, ``tokenize`` or ``detokenize``."""
 
     @property
     def request_id(self) -> str:
@@ -645,7 +645,7 @@ class WorkerRequest:
         """Opaque prefill/decode state."""
 
 def encode_request(
-    kind: Literal["generate", "subscribe_load", "describe"],
+    kind: Literal["generate", "question", "subscribe_load", "describe"],
     *,
     api: str = ...,
     request_id: str = ...,
@@ -745,6 +745,26 @@ class Delta:
 
 def encode_deltas(deltas: list[Delta]) -> bytes:
     """One stream item."""
+
+def encode_answer(
+    *,
+    embeddings: list[bytes] = ...,
+    tokens: list[int] = ...,
+    token_texts: list[str] = ...,
+    text: str = ...,
+    usage: Usage | None = None,
+    max_model_len: int = 0,
+) -> bytes:
+    """The answer to a question of the worker protocol.
+
+    Args:
+        embeddings: One for each input, in order: 32-bit floats, little-endian.
+        tokens: Of ``tokenize``.
+        token_texts: One a token, where they were asked for.
+        text: Of ``detokenize``.
+        usage: Tokens spent.
+        max_model_len: Longest context in tokens; 0 = unknown.
+    """
 
 def decode_deltas(head: BufferLike) -> list[Delta]:
     """The deltas of one stream item.

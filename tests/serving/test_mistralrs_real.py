@@ -18,7 +18,7 @@ from models import gguf_path
 from pulsing.serving._errors import RequestError
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving.mistralrs import MistralRsWorker
-from pulsing.serving.worker import Delta
+from pulsing.serving.worker import Delta, TokenizeRequest
 
 QUESTION = "Tell me the capital of France in one sentence."
 ANSWER = "The capital of France is Paris."
@@ -70,6 +70,21 @@ def test_it_answers_token_by_token(worker: MistralRsWorker) -> None:
     assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
     assert counts(deltas) == (40, 8)
     assert len(deltas) > 4
+
+
+def test_it_tokenizes_texts_also_while_a_request_runs(worker: MistralRsWorker) -> None:
+    async def ask() -> None:
+        answering = asyncio.create_task(collect(worker, chat(max_tokens=8)))
+        body = json.dumps({"prompt": "Paris é", "return_token_strs": True}).encode()
+        tokens = await worker.tokenize(TokenizeRequest.from_body(body))
+        assert len(tokens.texts or ()) == len(tokens.ids)
+        assert await worker.detokenize(list(tokens.ids)) == "Paris é"
+        assert text(await answering)
+        messages = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+        with pytest.raises(RequestError, match="prompt, not messages"):
+            await worker.tokenize(TokenizeRequest.from_body(messages))
+
+    asyncio.run(ask())
 
 
 def test_length(worker: MistralRsWorker) -> None:

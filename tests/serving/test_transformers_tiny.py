@@ -16,7 +16,7 @@ from pulsing.serving._errors import RequestError
 from pulsing.serving._hf_text import PLAIN_TEMPLATE
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving.transformers import TransformersWorker
-from pulsing.serving.worker import Delta
+from pulsing.serving.worker import Delta, TokenizeRequest
 
 CONTEXT = 512
 
@@ -52,6 +52,23 @@ async def collect(worker: TransformersWorker, request: GenerateRequest) -> list[
 
 def run(worker: TransformersWorker, request: GenerateRequest) -> list[Delta]:
     return asyncio.run(collect(worker, request))
+
+
+def test_tokenize_and_detokenize_are_the_tokenizers(worker: TransformersWorker) -> None:
+    def asked(**body: Any) -> Any:
+        return worker.tokenize(TokenizeRequest.from_body(json.dumps(body).encode()))
+
+    tokens = asked(prompt="é a", return_token_strs=True)
+    assert "".join(tokens.texts or ()).endswith(" a")
+    assert worker.detokenize(list(tokens.ids)) == "é a"
+    assert asked(prompt="é a").texts is None
+    messages = [{"role": "user", "content": "hi"}]
+    with_answer, without = asked(messages=messages), asked(messages=messages, add_generation_prompt=False)
+    assert worker.detokenize(list(with_answer.ids)) == "User: hi\nAssistant:"
+    assert list(with_answer.ids)[: len(without.ids)] == list(without.ids)
+    assert run(worker, chat("hi", max_tokens=1))[-1].usage.prompt_tokens == len(with_answer.ids)
+    with pytest.raises(RequestError, match="vocabulary"):
+        worker.detokenize([10**6])
 
 
 def text(deltas: list[Delta], index: int = 0) -> str:

@@ -17,7 +17,15 @@ import vllm_kit
 from router_kit import http, ready, system, until
 
 from pulsing.core import ActorSystem
-from pulsing.serving import Delta, GenerateRequest, RequestError, Router, TransformersWorker, VllmWorker
+from pulsing.serving import (
+    Delta,
+    GenerateRequest,
+    RequestError,
+    Router,
+    TokenizeRequest,
+    TransformersWorker,
+    VllmWorker,
+)
 
 # torch, transformers and vLLM warn of one another's plans; none of it is ours to mend.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -171,6 +179,18 @@ def test_choices_and_seeds(house: House) -> None:
     assert [text(first, i) for i in range(3)] == [text(second, i) for i in range(3)]
     assert len({text(first, i) for i in range(3)}) > 1
     assert usage(first)[0] == 37  # the prompt is counted once
+
+
+def test_tokens_are_those_that_the_engine_reads(house: House) -> None:
+    def tokens(**body: Any) -> Any:
+        return house.run(house.worker.tokenize(TokenizeRequest.from_body(json.dumps(body).encode())))
+
+    of_chat = tokens(messages=FRANCE, return_token_strs=True)
+    assert usage(house.ask(messages=FRANCE, max_tokens=1))[0] == len(of_chat.ids) == len(of_chat.texts)
+    assert len(tokens(messages=FRANCE, add_generation_prompt=False).ids) < len(of_chat.ids)
+    assert house.worker.detokenize(list(tokens(prompt="Paris é").ids)).endswith("Paris é")
+    with pytest.raises(RequestError, match="vocabulary"):
+        house.worker.detokenize([10**7])
 
 
 def test_what_sampling_fields_do(house: House) -> None:

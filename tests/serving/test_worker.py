@@ -304,6 +304,7 @@ class TestStates:
                 "role": "aggregated",
                 "state": "loading",
                 "engine": "custom",
+                "apis": "chat.completions,completions",
             }
             reports = protocol.subscribe(ref).__aiter__()
             states = []

@@ -13,6 +13,8 @@ use crate::protocol::Usage;
 pub(crate) enum Route {
     Chat,
     Completions,
+    Embeddings,
+    Tokenize,
     Models,
     Health,
     Metrics,
@@ -20,11 +22,22 @@ pub(crate) enum Route {
 }
 
 impl Route {
-    const ALL: [Self; 6] = [Self::Chat, Self::Completions, Self::Models, Self::Health, Self::Metrics, Self::Other];
+    const ALL: [Self; 8] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Embeddings,
+        Self::Tokenize,
+        Self::Models,
+        Self::Health,
+        Self::Metrics,
+        Self::Other,
+    ];
     fn label(self) -> &'static str {
         match self {
             Self::Chat => "chat_completions",
             Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
+            Self::Tokenize => "tokenize",
             Self::Models => "models",
             Self::Health => "health",
             Self::Metrics => "metrics",

@@ -14,7 +14,7 @@ pub struct Request {
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// Which question.
-    #[prost(oneof = "Kind", tags = "2, 3, 4")]
+    #[prost(oneof = "Kind", tags = "2, 3, 4, 5")]
     pub kind: Option<Kind>,
 }
 
@@ -30,6 +30,9 @@ pub enum Kind {
     /// Answered by one [`Description`].
     #[prost(message, tag = "4")]
     Describe(Describe),
+    /// Answered by one [`Answer`].
+    #[prost(message, tag = "5")]
+    Question(Question),
 }
 
 /// Generate text for the JSON body that travels beside this message.
@@ -56,6 +59,54 @@ pub struct Generate {
     /// Opaque prefill/decode state.
     #[prost(bytes = "bytes", tag = "7")]
     pub handoff: Bytes,
+}
+
+/// Something with one short answer; the JSON body travels beside this message.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Question {
+    /// `embeddings`, `tokenize` or `detokenize`.
+    #[prost(string, tag = "1")]
+    pub api: String,
+    /// `x-request-id`.
+    #[prost(string, tag = "2")]
+    pub request_id: String,
+    /// Milliseconds left when sent; 0 = none.
+    #[prost(uint64, tag = "3")]
+    pub deadline_ms: u64,
+    /// W3C `traceparent`.
+    #[prost(string, tag = "4")]
+    pub traceparent: String,
+}
+
+/// What a [`Question`] is answered with.
+#[derive(Clone, PartialEq, Message)]
+pub struct Answer {
+    /// One for each input, in order.
+    #[prost(message, repeated, tag = "1")]
+    pub embeddings: Vec<Embedding>,
+    /// Of `tokenize`.
+    #[prost(uint32, repeated, tag = "2")]
+    pub tokens: Vec<u32>,
+    /// One a token, where the body asks for them.
+    #[prost(string, repeated, tag = "3")]
+    pub token_texts: Vec<String>,
+    /// Of `detokenize`.
+    #[prost(string, tag = "4")]
+    pub text: String,
+    /// Tokens spent.
+    #[prost(message, optional, tag = "5")]
+    pub usage: Option<Usage>,
+    /// With `tokens`: the longest context; 0 = unknown.
+    #[prost(uint64, tag = "6")]
+    pub max_model_len: u64,
+}
+
+/// One vector.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Embedding {
+    /// 32-bit floats, little-endian.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub values: Bytes,
 }
 
 /// Asks for load reports.

@@ -7,7 +7,7 @@ mod mutate;
 use std::path::Path;
 
 use prost_reflect::{DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, ReflectMessage, Value};
-use pulsing_gateway::protocol::{self, Deltas, Description, LoadReport, Request};
+use pulsing_gateway::protocol::{self, Answer, Deltas, Description, LoadReport, Request};
 
 fn schema() -> DescriptorPool {
     let proto = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
@@ -53,9 +53,10 @@ fn every_message_of_the_schema_survives_our_types() {
     agrees::<Deltas>(&full(&get("Deltas"), 0));
     agrees::<LoadReport>(&full(&get("LoadReport"), 0));
     agrees::<Description>(&full(&get("Description"), 0));
+    agrees::<Answer>(&full(&get("Answer"), 0));
     let request = get("Request");
     let kinds: Vec<FieldDescriptor> = request.fields().filter(|field| field.containing_oneof().is_some()).collect();
-    assert_eq!(kinds.len(), 3);
+    assert_eq!(kinds.len(), 4);
     for kind in kinds {
         let mut message = full(&request, 0);
         message.set_field(&kind, sample(&kind, kind.number()));
@@ -91,6 +92,7 @@ fn whatever_arrives_is_read_or_refused() {
         let _ = protocol::decode_bytes::<Deltas>(input);
         let _ = protocol::decode_bytes::<LoadReport>(input);
         let _ = protocol::decode_bytes::<Description>(input);
+        let _ = protocol::decode_bytes::<Answer>(input);
         let text = String::from_utf8_lossy(input);
         let _ = protocol::speaks_our_version(&text);
     });

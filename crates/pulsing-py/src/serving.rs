@@ -15,6 +15,7 @@ pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<gateway::Gateway>()?;
     m.add_class::<gateway::WorkerPicker>()?;
     m.add_function(wrap_pyfunction!(messages::encode_deltas, m)?)?;
+    m.add_function(wrap_pyfunction!(messages::encode_answer, m)?)?;
     m.add_function(wrap_pyfunction!(messages::decode_deltas, m)?)?;
     m.add_function(wrap_pyfunction!(messages::encode_request, m)?)?;
     m.add_function(wrap_pyfunction!(gateway::start_gateway, m)?)?;

@@ -29,11 +29,23 @@ if TYPE_CHECKING:
     from pulsing.serving.router import Router, RouterRunner, start_router, stop_router
     from pulsing.serving.transformers import TransformersWorker
     from pulsing.serving.vllm import VllmWorker
-    from pulsing.serving.worker import Delta, GenerateRequest, RequestError, Usage, Worker
+    from pulsing.serving.worker import (
+        Delta,
+        Embeddings,
+        EmbedRequest,
+        GenerateRequest,
+        RequestError,
+        TokenizeRequest,
+        Tokens,
+        Usage,
+        Worker,
+    )
 
 __all__ = [
     "RUST_POLICIES_AVAILABLE",
     "Delta",
+    "EmbedRequest",
+    "Embeddings",
     "EngineWorker",
     "GenerateRequest",
     "LeastConnectionScheduler",
@@ -50,6 +62,8 @@ __all__ = [
     "RustRoundRobinScheduler",
     "Scheduler",
     "StreamLoadScheduler",
+    "TokenizeRequest",
+    "Tokens",
     "TransformersWorker",
     "Usage",
     "VllmWorker",
@@ -66,7 +80,20 @@ _HOMES = {
     "TransformersWorker": "transformers",
     "VllmWorker": "vllm",
     **dict.fromkeys(("Router", "RouterRunner", "start_router", "stop_router"), "router"),
-    **dict.fromkeys(("Delta", "GenerateRequest", "RequestError", "Usage", "Worker"), "worker"),
+    **dict.fromkeys(
+        (
+            "Delta",
+            "EmbedRequest",
+            "Embeddings",
+            "GenerateRequest",
+            "RequestError",
+            "TokenizeRequest",
+            "Tokens",
+            "Usage",
+            "Worker",
+        ),
+        "worker",
+    ),
 }
 
 

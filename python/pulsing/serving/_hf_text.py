@@ -65,8 +65,21 @@ class TextCodec:
         self._bytes = _byte_of_char() if _is_byte_level(tokenizer) else None
         self._known: dict[int, bytes] = {}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], template_args: Mapping[str, Any]) -> list[int]:
-        """Ids of a chat, ready for the assistant's answer.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_args: Mapping[str, Any],
+        *,
+        answer: bool = True,
+        special: bool = False,
+    ) -> list[int]:
+        """Ids of a chat.
+
+        Args:
+            messages: in a template's terms.
+            template_args: extra variables for the template.
+            answer: end with the beginning of the assistant's answer.
+            special: add what the tokenizer puts around a text, which templates write themselves.
 
         Raises:
             RequestError: 400 when the template refuses the messages.
@@ -80,18 +93,30 @@ class TextCodec:
                 [dict(message) for message in messages],
                 chat_template=self._template,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=answer,
                 **extra,
             )
         except (jinja2.TemplateError, TypeError, KeyError) as error:
             raise RequestError(
                 400, f"the model's chat template refuses these messages: {str(error)[:300]}", "messages"
             ) from None
-        return self.encode(text, special=False)
+        return self.encode(text, special=special)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Ids of a text; ``special`` adds what the tokenizer puts around a text (a begin token)."""
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, special ones by name; what is no text of its own is shown as U+FFFD."""
+        names = self._tokenizer.convert_ids_to_tokens(list(ids))
+        return [
+            str(name or "") if token in self._special else self.token_bytes(token).decode("utf-8", "replace")
+            for token, name in zip(ids, names, strict=True)
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special ones by name."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def first_ids(self) -> list[int]:
         """What an empty prompt is: the begin token, or a model without one its end token."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, cast
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._messages import parse_messages, text_of
 
-__all__ = ["GenerateRequest"]
+__all__ = ["GenerateRequest", "is_token", "parse_json"]
 
 Api = Literal["chat.completions", "completions"]
 
@@ -137,7 +137,7 @@ class GenerateRequest:
         Raises:
             RequestError: 400 with ``param`` naming the field.
         """
-        read = _Fields(_parse(body))
+        read = _Fields(parse_json(body))
         parsed: dict[str, Any] = {}
         least = 1 if api == "chat.completions" else 0
         limit = read.integer("max_completion_tokens", least, 2**63 - 1)
@@ -212,7 +212,13 @@ def _asked(request: GenerateRequest, body: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(asked)
 
 
-def _parse(body: bytes | memoryview) -> dict[str, Any]:
+def parse_json(body: bytes | memoryview) -> dict[str, Any]:
+    """The JSON object of a body.
+
+    Raises:
+        RequestError: 400; it is none.
+    """
+
     def refuse(word: str) -> NoReturn:
         raise ValueError(f"{word} is no JSON number")
 
@@ -234,7 +240,7 @@ def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
         return (text_of(value, "prompt"),)
     if not isinstance(value, list) or not value:
         raise RequestError(400, f"prompt must be a string, strings or token ids, not {shown(value)}", "prompt")
-    if all(_is_token(item) for item in value):
+    if all(is_token(item) for item in value):
         return (tuple(value),)
     if len(value) > _MAX_CHOICES:
         raise RequestError(400, f"prompt holds {len(value)} prompts; at most {_MAX_CHOICES} at once", "prompt")
@@ -242,14 +248,15 @@ def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
     for at, item in enumerate(value):
         if isinstance(item, str):
             prompts.append(text_of(item, f"prompt[{at}]"))
-        elif isinstance(item, list) and item and all(_is_token(token) for token in item):
+        elif isinstance(item, list) and item and all(is_token(token) for token in item):
             prompts.append(tuple(item))
         else:
             raise RequestError(400, f"prompt[{at}] must be a string or token ids, not {shown(item)}", f"prompt[{at}]")
     return tuple(prompts)
 
 
-def _is_token(value: object) -> bool:
+def is_token(value: object) -> bool:
+    """Whether a value can be a token id."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 

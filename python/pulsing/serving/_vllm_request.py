@@ -22,9 +22,9 @@ from pulsing.serving._logprobs import chat_logprobs, completion_logprobs
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._sampling import Picked
 from pulsing.serving._vllm_engine import Engine
-from pulsing.serving.worker import Delta, Usage
+from pulsing.serving.worker import Delta, TokenizeRequest, Tokens, Usage
 
-__all__ = ["answer"]
+__all__ = ["answer", "tokenized"]
 
 # Fields of vLLM's that reach beyond the request itself (other hosts, pickled tensors, the host's own settings), or
 # whose result has no place in an answer.
@@ -246,6 +246,34 @@ async def _rendered(engine: Engine, request: GenerateRequest) -> tuple[Any, list
             # A prompt that fills the context leaves no room for an answer.
             raise _too_long(engine.max_model_len, f"has {len(one['prompt_token_ids'])} tokens")
     return asked, list(inputs)
+
+
+async def tokenized(engine: Engine, request: TokenizeRequest) -> Tokens:
+    """Ids of a text or a conversation.
+
+    Raises:
+        RequestError: what the client gets as an HTTP error.
+    """
+    tokenizer = engine.tokenizer
+    with _as_http_errors():
+        if request.prompt is not None:
+            ids = list(tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens))
+        else:
+            asked = ChatCompletionRequest.model_validate(
+                {
+                    "messages": request.body["messages"],
+                    "chat_template_kwargs": dict(request.template_args),
+                    "add_generation_prompt": request.add_generation_prompt,
+                    "add_special_tokens": request.add_special_tokens,
+                    "tools": request.body.get("tools"),
+                }
+            )
+            rendered = await engine.renderer.render_chat(asked)
+            if isinstance(rendered, ErrorResponse):
+                raise RequestError(rendered.error.code, rendered.error.message, rendered.error.param)
+            ids = list(rendered[1][0]["prompt_token_ids"])
+    texts = [str(tokenizer.decode([one])) for one in ids] if request.texts else None
+    return Tokens(ids, texts)
 
 
 def _body(engine: Engine, request: GenerateRequest) -> dict[str, Any]:

@@ -90,7 +90,12 @@ class EngineWorker(Worker):
 
     def metadata(self) -> dict[str, str]:
         """What the registry shows: as for every worker, and the address that Routers dial."""
-        return {**super().metadata(), "model": self._shown_model(), "engine": self._engine, "url": str(self._url)}
+        own = {name: value for name, value in super().metadata().items() if name != "apis"}
+        return {**own, "model": self._shown_model(), "engine": self._engine, "url": str(self._url)}
+
+    def apis(self) -> tuple[str, ...]:
+        """What the server answers is the server's to say."""
+        return ()
 
     def _shown_model(self) -> str:
         # Metadata is 1 KB in all; load reports have every name whole.
@@ -161,8 +166,11 @@ class EngineWorker(Worker):
         else:
             await super().on_protocol_call(call)
 
-    def _check(self, request: GenerateRequest) -> NoReturn:
-        raise RequestError(
+    def _work(self, call: InboundCall, wire: WorkerRequest) -> NoReturn:
+        raise self._elsewhere()
+
+    def _elsewhere(self) -> RequestError:
+        return RequestError(
             503,
             f"requests for this engine go to {self._url} over HTTP; this Router does not know how: use the same "
             "version of Pulsing on all machines",
@@ -171,7 +179,7 @@ class EngineWorker(Worker):
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
         """Routers do not ask here."""
-        self._check(request)
+        raise self._elsewhere()
         yield Delta()
 
     # ---- looking at the server ----------------------------------------------------------------------------------

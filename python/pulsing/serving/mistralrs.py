@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import importlib.metadata
 import os
 import queue
@@ -17,7 +18,7 @@ from pulsing.serving._model_files import ModelSource, bundled_gguf
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._text import StopFilter
 from pulsing.serving._threads import usable_cores
-from pulsing.serving.worker import Delta, Usage, Worker
+from pulsing.serving.worker import Delta, TokenizeRequest, Tokens, Usage, Worker
 
 __all__ = ["MistralRsWorker"]
 
@@ -261,6 +262,38 @@ class MistralRsWorker(Worker):
                         finish_reason=piece.finish_reason,
                         usage=Usage(prompt_tokens, completion_tokens) if ended else None,
                     )
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """Ids of a text; the engine does not show those of a conversation."""
+        if request.prompt is None:
+            raise RequestError(400, "the mistralrs engine tokenizes a prompt, not messages", "messages")
+        special, prompt = request.add_special_tokens, request.prompt
+        ids = await self._on_the_engine(lambda runner: list(runner.tokenize_text(prompt, special, None)))
+        if not request.texts:
+            return Tokens(ids)
+        texts = await self._on_the_engine(lambda runner: [str(runner.detokenize_text([one], False)) for one in ids])
+        return Tokens(ids, texts)
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        """The text of ids, special ones by name."""
+        return str(await self._on_the_engine(lambda runner: runner.detokenize_text(tokens, False)))
+
+    async def _on_the_engine(self, call: Callable[[Any], Any]) -> Any:
+        """What ``call`` returns for the engine, run between two requests: the engine refuses a call while one runs."""
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def start() -> Iterator[_Piece]:
+            # False: who asked has gone.
+            if done.set_running_or_notify_cancel():
+                done.set_result(call(self._runner))
+            return iter(())
+
+        def emit(piece: _Piece) -> None:
+            if piece.error is not None:
+                done.set_exception(self._translated(piece.error))
+
+        self._jobs.put(_Job(start, emit))
+        return await asyncio.wrap_future(done)
 
     async def _one(self, request: GenerateRequest, prompt: str | None, limit: int) -> AsyncIterator[_Piece]:
         if limit == 0 and prompt is not None:

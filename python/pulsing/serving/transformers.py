@@ -20,7 +20,7 @@ from pulsing.serving._request import GenerateRequest
 from pulsing.serving._sampling import Sampler, SamplingDefaults
 from pulsing.serving._text import StopFilter
 from pulsing.serving._threads import usable_cores
-from pulsing.serving.worker import Delta, Usage, Worker
+from pulsing.serving.worker import Delta, TokenizeRequest, Tokens, Usage, Worker
 
 __all__ = ["TransformersWorker"]
 
@@ -257,6 +257,33 @@ class TransformersWorker(Worker):
             for job in jobs.values():
                 job.cancelled = True
             engine.wake()
+
+    def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """Ids of a text or a conversation."""
+        codec = self._tokenizer_of()
+        if request.prompt is not None:
+            ids = codec.encode(request.prompt, special=request.add_special_tokens)
+        else:
+            ids = codec.render(
+                request.messages,
+                request.template_args,
+                answer=request.add_generation_prompt,
+                special=request.add_special_tokens,
+            )
+        return Tokens(ids, codec.texts(ids) if request.texts else None)
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """The text of ids."""
+        codec = self._tokenizer_of()
+        bad = [token for token in tokens if token >= self._vocabulary]
+        if bad:
+            raise RequestError(400, f"tokens holds {bad[0]}; the vocabulary has {self._vocabulary} tokens", "tokens")
+        return codec.decode(tokens)
+
+    def _tokenizer_of(self) -> TextCodec:
+        if self._codec is None:
+            raise RequestError(503, f"{self.model} is not loaded", code="worker_loading")
+        return self._codec
 
     def _prompt_ids(self, codec: TextCodec, request: GenerateRequest) -> list[list[int]]:
         if request.messages:

@@ -15,7 +15,7 @@ from pulsing.serving._model_files import ModelSource
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._threads import in_daemon_thread
 from pulsing.serving._vllm_args import check, engine_arguments
-from pulsing.serving.worker import Delta, Worker
+from pulsing.serving.worker import Delta, TokenizeRequest, Tokens, Worker
 
 if TYPE_CHECKING:
     from pulsing.serving._vllm_engine import Engine, EngineStart
@@ -214,10 +214,28 @@ class VllmWorker(Worker):
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
         """The answer, as the engine gives it; closing the generator takes the request out of the engine's batch."""
-        if self._engine is None:
-            raise RequestError(503, f"{self.model} is not loaded", code="worker_loading")
+        engine = self._running_engine()
         from pulsing.serving._vllm_request import answer
 
-        async with contextlib.aclosing(answer(self._engine, request, self._max_new_tokens)) as deltas:
+        async with contextlib.aclosing(answer(engine, request, self._max_new_tokens)) as deltas:
             async for delta in deltas:
                 yield delta
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """Ids of a text or a conversation, as the engine would read it."""
+        from pulsing.serving._vllm_request import tokenized
+
+        return await tokenized(self._running_engine(), request)
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """The text of ids, special ones by name."""
+        tokenizer = self._running_engine().tokenizer
+        bad = [token for token in tokens if token >= len(tokenizer)]
+        if bad:
+            raise RequestError(400, f"tokens holds {bad[0]}; the vocabulary has {len(tokenizer)} tokens", "tokens")
+        return str(tokenizer.decode(tokens))
+
+    def _running_engine(self) -> Engine:
+        if self._engine is None:
+            raise RequestError(503, f"{self.model} is not loaded", code="worker_loading")
+        return self._engine

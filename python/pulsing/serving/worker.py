@@ -19,12 +19,20 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_deltas
+from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_answer, encode_deltas
 from pulsing.core import Actor, Message
 from pulsing.serving._errors import RequestError, shown
+from pulsing.serving._questions import (
+    Embeddings,
+    EmbedRequest,
+    TokenizeRequest,
+    Tokens,
+    embeddings_answer,
+    parse_tokens,
+)
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._text import StopFilter
 from pulsing.serving._threads import in_daemon_thread
@@ -36,10 +44,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Delta",
+    "EmbedRequest",
+    "Embeddings",
     "GenerateRequest",
     "MistralRsWorker",
     "RequestError",
     "StopFilter",
+    "TokenizeRequest",
+    "Tokens",
     "TransformersWorker",
     "Usage",
     "Worker",
@@ -98,7 +110,8 @@ class Worker(Actor):
         drain_timeout: float = 30.0,
     ) -> None:
         generate = type(self).generate
-        if generate is Worker.generate or inspect.iscoroutinefunction(generate):
+        embeds = type(self).embed is not Worker.embed
+        if (generate is Worker.generate and not embeds) or inspect.iscoroutinefunction(generate):
             raise TypeError(
                 f"{type(self).__qualname__} needs `async def generate(self, request)` with a `yield` in it: "
                 "an async generator of pulsing.serving.Delta"
@@ -146,6 +159,33 @@ class Worker(Actor):
         """
         raise TypeError(f"{type(self).__qualname__} has no generate()")
 
+    def embed(self, request: EmbedRequest) -> Any:
+        """Return a vector for each of ``request.inputs``: :class:`Embeddings`, or the vectors alone.
+
+        Plain or ``async def``; on the loop, so what computes for long belongs on a thread (``asyncio.to_thread``). A
+        worker may have it beside ``generate`` or alone.
+
+        Raises:
+            RequestError: what the client gets as an HTTP error. Any other exception becomes a 500.
+        """
+        raise TypeError(f"{type(self).__qualname__} has no embed()")
+
+    def tokenize(self, request: TokenizeRequest) -> Any:
+        """Return the :class:`Tokens` of a text or conversation, or their ids alone. Optional; plain or ``async def``.
+
+        Raises:
+            RequestError: what the client gets as an HTTP error.
+        """
+        raise TypeError(f"{type(self).__qualname__} has no tokenize()")
+
+    def detokenize(self, tokens: list[int]) -> Any:
+        """Return the text of token ids. Optional; plain or ``async def``.
+
+        Raises:
+            RequestError: what the client gets as an HTTP error.
+        """
+        raise TypeError(f"{type(self).__qualname__} has no detokenize()")
+
     def load(self) -> Any:
         """Make the engine ready. ``async def`` runs on the loop; a plain method runs on a thread of its own.
 
@@ -154,6 +194,18 @@ class Worker(Actor):
 
     def close(self) -> Any:
         """Let the engine go, after the last request. Plain or ``async def``; runs on the loop."""
+
+    def apis(self) -> tuple[str, ...]:
+        """What this worker answers, published for Routers; told from which methods its class has."""
+        cls = type(self)
+        has = {
+            "chat.completions": cls.generate is not Worker.generate,
+            "completions": cls.generate is not Worker.generate,
+            "embeddings": cls.embed is not Worker.embed,
+            "tokenize": cls.tokenize is not Worker.tokenize,
+            "detokenize": cls.detokenize is not Worker.detokenize,
+        }
+        return tuple(api for api, it_has in has.items() if it_has)
 
     # ---- states -------------------------------------------------------------------------------------------------
 
@@ -188,6 +240,7 @@ class Worker(Actor):
             "role": "aggregated",
             "state": self._state,
             "engine": self.engine,
+            "apis": ",".join(self.apis()),
         }
 
     def on_start(self, actor_id: Any) -> None:
@@ -324,7 +377,7 @@ class Worker(Actor):
         except ValueError as error:
             _fail(call, RequestError(400, f"not a request of worker protocol 1: {error}"))
             return
-        if request.kind == "generate":
+        if request.kind in ("generate", "question"):
             task = _current_task()
             self._requests.add(task)
             try:
@@ -359,17 +412,9 @@ class Worker(Actor):
 
     async def _serve(self, call: InboundCall, wire: WorkerRequest) -> None:
         try:
-            request = GenerateRequest.from_body(
-                wire.api,
-                wire.body,
-                request_id=wire.request_id,
-                deadline=wire.deadline,
-                continue_text=wire.continue_text,
-                continue_tokens=tuple(wire.continue_tokens),
-            )
-            self._check(request)
-            async with asyncio.timeout(request.deadline):
-                await self._admitted(call, request)
+            work = self._work(call, wire)
+            async with asyncio.timeout(wire.deadline):
+                answer = await self._admitted(work)
         except RequestError as error:
             _fail(call, error)
         except TimeoutError:
@@ -389,7 +434,37 @@ class Worker(Actor):
                 ),
             )
         else:
-            call.end()
+            if answer is None:
+                call.end()
+            else:
+                call.reply(answer)
+
+    def _work(self, call: InboundCall, wire: WorkerRequest) -> Callable[[], Awaitable[bytes | None]]:
+        """The request, checked: what gives its answer, or streams it and gives None.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+        if wire.api not in self.apis():
+            raise RequestError(
+                400,
+                f"the {self.engine} engine does not answer {shown(wire.api)}; it answers {', '.join(self.apis())}",
+                "model",
+                "unsupported_endpoint",
+            )
+        if wire.kind == "question":
+            self._check_state()
+            return lambda: self._answer(wire)
+        request = GenerateRequest.from_body(
+            wire.api,
+            wire.body,
+            request_id=wire.request_id,
+            deadline=wire.deadline,
+            continue_text=wire.continue_text,
+            continue_tokens=tuple(wire.continue_tokens),
+        )
+        self._check(request)
+        return lambda: self._stream(call, request)
 
     def _check(self, request: GenerateRequest) -> None:
         unsupported = sorted(request.needs - self.supports)
@@ -401,6 +476,9 @@ class Worker(Actor):
                 unsupported[0],
                 "unsupported_parameter",
             )
+        self._check_state()
+
+    def _check_state(self) -> None:
         if self._state == "draining":
             raise RequestError(503, f"the worker of {self.model} is shutting down", code="worker_draining")
         if self._state == "loading":
@@ -410,7 +488,7 @@ class Worker(Actor):
         if self._state == "failed":
             raise RequestError(503, f"{self.model} could not be loaded: {self._detail}", code="worker_failed")
 
-    async def _admitted(self, call: InboundCall, request: GenerateRequest) -> None:
+    async def _admitted(self, work: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
         """Wait for a slot, then run the engine."""
         if self._slots.locked() and self._waiting >= self.max_waiting:
             raise RequestError(
@@ -428,12 +506,29 @@ class Worker(Actor):
         self._load_changed()
         try:
             await self._loaded_first()
-            await self._stream(call, request)
+            answer = await work()
+            # Also an answer without pieces is progress.
+            self._last_token = time.monotonic()
             self._processed += 1
+            return answer
         finally:
             self._running -= 1
             self._slots.release()
             self._load_changed()
+
+    async def _answer(self, wire: WorkerRequest) -> bytes:
+        """What a question is answered with."""
+        if wire.api == "embeddings":
+            request = EmbedRequest.from_body(wire.body, request_id=wire.request_id)
+            return embeddings_answer(request, await _given(self.embed(request)))
+        if wire.api == "detokenize":
+            return encode_answer(text=await _given(self.detokenize(parse_tokens(wire.body))))
+        asked = TokenizeRequest.from_body(wire.body)
+        given = await _given(self.tokenize(asked))
+        tokens = given if isinstance(given, Tokens) else Tokens(given)
+        return encode_answer(
+            tokens=list(tokens.ids), token_texts=list(tokens.texts or ()), max_model_len=self.max_model_len
+        )
 
     async def _loaded_first(self) -> None:
         if self._loaded:
@@ -446,7 +541,7 @@ class Worker(Actor):
                 503, f"{self.model} could not be loaded: {self._detail}", code="worker_failed"
             ) from error
 
-    async def _stream(self, call: InboundCall, request: GenerateRequest) -> None:
+    async def _stream(self, call: InboundCall, request: GenerateRequest) -> bytes | None:
         open_choices = set(range(request.choices))
         # `generate` is annotated wider than it is, so that engines may write either; a generator is what they write.
         generated = cast("AsyncGenerator[Delta, None]", self.generate(request))
@@ -462,6 +557,11 @@ class Worker(Actor):
                 self._last_token = time.monotonic()
         if open_choices:
             await call.send(encode_deltas([Delta(index=index, finish_reason="stop") for index in sorted(open_choices)]))
+        return None
+
+
+async def _given(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
 
 
 def _current_task() -> asyncio.Task[Any]:

@@ -80,7 +80,7 @@ impl Answer {
     pub fn finish(self) -> Result<Vec<u8>, ApiError> {
         let object = match self.envelope.api {
             Api::Chat => "chat.completion",
-            Api::Completions => "text_completion",
+            _ => "text_completion",
         };
         let size: usize = self.choices.iter().map(|choice| choice.text.len() + 128).sum();
         let usage = self.usage();
@@ -164,10 +164,6 @@ impl Choice {
         };
         out.extend_from_slice(format!("{{\"index\":{index},").as_bytes());
         match api {
-            Api::Completions => {
-                out.extend_from_slice(b"\"text\":");
-                push_json_string(out, &self.text);
-            }
             Api::Chat => {
                 out.extend_from_slice(b"\"message\":{\"role\":\"assistant\",\"content\":");
                 if self.text.is_empty() && !self.tool_calls.is_empty() {
@@ -184,6 +180,10 @@ impl Choice {
                     out.extend_from_slice(format!(",\"tool_calls\":{}", Value::Array(self.tool_calls)).as_bytes());
                 }
                 out.push(b'}');
+            }
+            _ => {
+                out.extend_from_slice(b"\"text\":");
+                push_json_string(out, &self.text);
             }
         }
         match self.logprobs {

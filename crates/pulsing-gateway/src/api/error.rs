@@ -86,6 +86,14 @@ impl ApiError {
         error.param = Some(Box::from("model"));
         error
     }
+    /// 400: no Worker of the model answers this kind of request; `workers` names them and what they answer.
+    pub fn unsupported_endpoint(model: &str, path: &str, workers: &str) -> Self {
+        let mut error =
+            Self::new(400, "invalid_request_error", format!("The model `{model}` has no {path}: {workers}"))
+                .code("unsupported_endpoint");
+        error.param = Some(Box::from("model"));
+        error
+    }
     /// 413.
     pub fn too_large(limit: usize) -> Self {
         Self::new(413, "invalid_request_error", format!("The request body is over the limit of {limit} bytes"))

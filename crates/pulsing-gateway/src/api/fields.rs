@@ -1,5 +1,5 @@
-//! The fields the Router reads, and the ranges it holds them to: one table for chat and completions, so that both paths
-//! give the same verdict. Everything else travels to the worker untouched.
+//! The fields the Router reads, and the ranges it holds them to: one table, so that all paths give the same verdict.
+//! Everything else travels to the worker untouched.
 
 use serde_json::value::RawValue;
 
@@ -40,7 +40,10 @@ macro_rules! fields {
                 match self { $(Self::$field => $name),* }
             }
             fn rule(self, api: Api) -> Rule {
-                match (self, api) { $((Self::$field, Api::Chat) => $chat, (Self::$field, Api::Completions) => $completions),* }
+                if !api.generates() {
+                    return self.rule_of_questions();
+                }
+                match (self, api.generates_chat()) { $((Self::$field, true) => $chat, (Self::$field, false) => $completions),* }
             }
             const ALL: [Self; Self::COUNT] = [$(Self::$field),*];
             #[cfg(test)]
@@ -79,6 +82,25 @@ fields! {
     SessionId "session_id" Any, Any;
     UserId "user_id" Any, Any;
     SessionParams "session_params" Any, Any;
+    Input "input" Any, Any;
+    EncodingFormat "encoding_format" Any, Any;
+    Dimensions "dimensions" Any, Any;
+    Tokens "tokens" Any, Any;
+    ReturnTokenStrs "return_token_strs" Any, Any;
+    AddSpecialTokens "add_special_tokens" Any, Any;
+    AddGenerationPrompt "add_generation_prompt" Any, Any;
+}
+
+impl Field {
+    /// Where no text is generated.
+    fn rule_of_questions(self) -> Rule {
+        match self {
+            Self::Model | Self::EncodingFormat | Self::User => Text,
+            Self::Dimensions => Integer(1, MAX),
+            Self::ReturnTokenStrs | Self::AddSpecialTokens | Self::AddGenerationPrompt => Bool,
+            _ => Any,
+        }
+    }
 }
 
 /// The raw JSON of each known field that is present and not null; of a repeated key the last, as JSON parsers do.

@@ -3,11 +3,13 @@
 mod answer;
 mod error;
 mod fields;
+mod question;
 mod request;
 mod stream;
 
 pub use answer::Answer;
 pub use error::ApiError;
+pub use question::Question;
 pub use request::{Api, Parsed, parse};
 pub use stream::StreamWriter;
 

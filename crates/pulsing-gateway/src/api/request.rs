@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::ApiError;
 use super::fields::{Field, Fields};
+use super::{ApiError, Question, question};
 use crate::policy::chain;
 
 /// Prompts that one completions request may carry.
@@ -23,14 +23,43 @@ pub enum Api {
     Chat,
     /// `/v1/completions`
     Completions,
+    /// `/v1/embeddings`
+    Embeddings,
+    /// `/tokenize`
+    Tokenize,
+    /// `/detokenize`
+    Detokenize,
 }
 
 impl Api {
+    /// Every one.
+    pub const ALL: [Self; 5] = [Self::Chat, Self::Completions, Self::Embeddings, Self::Tokenize, Self::Detokenize];
+
+    /// Its path, as engines have it.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
+        }
+    }
+    /// Text is generated, piece by piece.
+    pub fn generates(self) -> bool {
+        matches!(self, Self::Chat | Self::Completions)
+    }
+    pub(super) fn generates_chat(self) -> bool {
+        self == Self::Chat
+    }
     /// As the worker protocol names it.
     pub fn wire_name(self) -> &'static str {
         match self {
             Self::Chat => "chat.completions",
             Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
+            Self::Tokenize => "tokenize",
+            Self::Detokenize => "detokenize",
         }
     }
 }
@@ -54,10 +83,12 @@ pub struct Parsed {
     pub affinity: Option<String>,
     /// One body a prompt, for the workers. A single prompt travels in the client's own bytes.
     pub bodies: Vec<Bytes>,
-    /// Where `messages` or `prompt` lies in the client's body.
+    /// Where `messages`, `prompt` or their like lie in the client's body.
     pub text: Range<usize>,
     /// Where `tools` lies, if there are any.
     pub tools: Option<Range<usize>>,
+    /// What is asked, where no text is to be generated.
+    pub question: Option<Question>,
 }
 
 impl Parsed {
@@ -67,6 +98,7 @@ impl Parsed {
         match self.api {
             Api::Chat => chain::of_chat(text, self.tools.clone().map(|tools| &body[tools])),
             Api::Completions => chain::of_prompt(text),
+            Api::Embeddings | Api::Tokenize | Api::Detokenize => Vec::new(),
         }
     }
 }
@@ -100,17 +132,21 @@ pub fn parse(api: Api, body: &Bytes) -> Result<Parsed, ApiError> {
             ));
         }
     };
-    let n: u32 = fields.read::<f64>(Field::N).map_or(1, |n| n as u32);
+    let n: u32 = fields.read::<f64>(Field::N).filter(|_| api.generates()).map_or(1, |n| n as u32);
     if let Some(best_of) = fields.read::<f64>(Field::BestOf).filter(|_| api == Api::Completions)
         && best_of < f64::from(n)
     {
         return Err(ApiError::invalid(Some("best_of"), format!("`best_of` must be at least `n`, which is {n}")));
     }
-    let (main, bodies) = match api {
-        Api::Chat => (messages(&fields)?, vec![body.clone()]),
+    let (main, bodies, question) = match api {
+        Api::Chat => (messages(&fields)?, vec![body.clone()], None),
         Api::Completions => {
             let raw = required(&fields, Field::Prompt, "prompt")?;
-            (raw, prompts(text, body, raw)?)
+            (raw, prompts(text, body, raw)?, None)
+        }
+        Api::Embeddings | Api::Tokenize | Api::Detokenize => {
+            let (question, raw) = question::read(api, &fields)?;
+            (raw, vec![body.clone()], Some(question))
         }
     };
     let at = |part: &str| {
@@ -121,13 +157,14 @@ pub fn parse(api: Api, body: &Bytes) -> Result<Parsed, ApiError> {
         api,
         model: fields.read::<String>(Field::Model),
         model_at: fields.0[Field::Model as usize].map(|raw| at(raw.get())),
-        stream: fields.read(Field::Stream).unwrap_or(false),
+        stream: api.generates() && fields.read(Field::Stream).unwrap_or(false),
         include_usage,
         n,
         affinity: affinity(&fields),
         bodies,
         text: at(main),
         tools: fields.get(Field::Tools).map(at),
+        question,
     })
 }
 

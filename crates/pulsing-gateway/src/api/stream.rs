@@ -31,7 +31,7 @@ impl StreamWriter {
     pub fn new(envelope: &Envelope, include_usage: bool) -> Self {
         let object = match envelope.api {
             Api::Chat => "chat.completion.chunk",
-            Api::Completions => "text_completion",
+            _ => "text_completion",
         };
         let head = format!("data: {{{}\"choices\":[", envelope.head(object)).into_bytes();
         Self {
@@ -131,7 +131,7 @@ impl StreamWriter {
                 content(out)?;
                 out.push(b'}');
             }
-            Api::Completions => {
+            _ => {
                 out.extend_from_slice(b",\"text\":");
                 let before = out.len();
                 content(out)?;
@@ -154,7 +154,7 @@ impl StreamWriter {
 
 /// Writes the inside of `delta`, or the completion's `text`.
 fn content(out: &mut Vec<u8>, delta: &Delta, api: Api) -> Result<(), ApiError> {
-    if api == Api::Completions {
+    if api != Api::Chat {
         push_json_string(out, &delta.text);
         return Ok(());
     }

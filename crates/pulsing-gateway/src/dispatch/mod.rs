@@ -4,11 +4,13 @@
 //! |-------------|------------------------------------------------------------------------|
 //! | `place`     | which Worker, and which one next                                       |
 //! | `attempt`   | one request to one actor Worker, and what its errors mean              |
+//! | `question`  | one request to one actor Worker that is answered in one piece          |
 //! | `takeback`  | when a request is taken back from a Worker that hangs                   |
 //! | `source`    | the pieces of the answer, whatever they come from                      |
 
 mod attempt;
 mod place;
+mod question;
 mod source;
 mod takeback;
 
@@ -18,7 +20,7 @@ use std::time::Instant;
 
 use hyper::HeaderMap;
 
-use crate::api::{Api, ApiError};
+use crate::api::{Api, ApiError, Question};
 use crate::cluster::Cluster;
 use crate::config::GatewayConfig;
 use crate::explain::Decisions;
@@ -50,6 +52,8 @@ pub(crate) struct Job {
     pub(crate) names_model: bool,
     pub(crate) model_at: Option<Range<usize>>,
     pub(crate) stream: bool,
+    /// What is asked, where no text is to be generated.
+    pub(crate) question: Option<Question>,
     /// The client's headers, for engines.
     pub(crate) headers: HeaderMap,
     pub(crate) request_id: String,

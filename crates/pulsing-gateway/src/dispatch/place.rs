@@ -81,7 +81,13 @@ impl Placement {
                     () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job)) => Err(Failure::TakenBack),
                 },
                 None if takers == Takers::Undivided => return Ok(Placed::Divide),
-                None => self.attempt(&worker, &job, body.clone(), &mut past).await.map(Placed::Actor),
+                None => match &job.question {
+                    Some(question) => tokio::select! {
+                        whole = self.ask(&worker, &job, question, body.clone()) => whole.map(|whole| Placed::Engine(Engine::Whole(whole))),
+                        () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job)) => Err(Failure::TakenBack),
+                    },
+                    None => self.attempt(&worker, &job, body.clone(), &mut past).await.map(Placed::Actor),
+                },
             };
             job.trail.spent(Stage::Worker, asked);
             match attempt {
@@ -136,11 +142,13 @@ impl Placement {
         job: &Job,
         takers: Takers,
     ) -> Option<Arc<Worker>> {
+        let serves = |worker: &Worker| worker.serves(job.api);
+        let all = excluded.is_empty() && takers != Takers::Actors && ready.iter().all(|worker| serves(worker));
         let kept: Arc<[Arc<Worker>]>;
-        let candidates: &Arc<[Arc<Worker>]> = if excluded.is_empty() && takers != Takers::Actors {
+        let candidates: &Arc<[Arc<Worker>]> = if all {
             ready
         } else {
-            let fits = |worker: &Worker| takers != Takers::Actors || worker.endpoint().is_none();
+            let fits = |worker: &Worker| serves(worker) && (takers != Takers::Actors || worker.endpoint().is_none());
             let left = ready.iter().filter(|worker| !excluded.contains(&worker.target().actor) && fits(worker));
             kept = left.cloned().collect();
             &kept

@@ -86,7 +86,7 @@ impl Placement {
         };
         let head = Head::new(&parts);
         if !head.status.is_success() {
-            return Err(refused(worker, endpoint, &head, exchange).await);
+            return Err(refused(worker, endpoint, job, &head, exchange).await);
         }
         if job.stream && head.is_event_stream() {
             return stream(head, exchange, lease).await;
@@ -138,7 +138,7 @@ async fn whole(head: Head, mut exchange: Exchange) -> Result<Engine, Failure> {
 }
 
 /// What an answer other than 2xx means.
-async fn refused(worker: &Worker, endpoint: &Endpoint, head: &Head, mut exchange: Exchange) -> Failure {
+async fn refused(worker: &Worker, endpoint: &Endpoint, job: &Job, head: &Head, mut exchange: Exchange) -> Failure {
     let mut body = BytesMut::new();
     while let Some(Ok(data)) = exchange.data().await {
         if body.len() + data.len() > MAX_ERROR {
@@ -152,6 +152,10 @@ async fn refused(worker: &Worker, endpoint: &Endpoint, head: &Head, mut exchange
             // The key is the EngineWorker's, not the client's. It may have been changed: ask for it again.
             worker.want_key();
             broken("the engine refused the key that its EngineWorker was started with")
+        }
+        404 | 405 | 501 if !job.api.generates() && !error.message.contains("model") => {
+            let workers = "its engine does not know that path";
+            Failure::Final(ApiError::unsupported_endpoint(&job.model, job.api.path(), workers))
         }
         503 => Failure::Unready(error),
         500.. => Failure::Failed(error),

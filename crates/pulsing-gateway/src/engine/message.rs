@@ -39,14 +39,10 @@ pub(super) struct Forward<'a> {
 
 impl Forward<'_> {
     pub(super) fn request(&self, endpoint: &Endpoint, body: Bytes) -> Result<Request<Full<Bytes>>, ApiError> {
-        let path = match self.api {
-            Api::Chat => "/v1/chat/completions",
-            Api::Completions => "/v1/completions",
-        };
         let impossible = |error: hyper::http::Error| ApiError::worker_fault(format!("no request can be made: {error}"));
         let mut request = Request::builder()
             .method(Method::POST)
-            .uri(endpoint.path(path))
+            .uri(endpoint.path(self.api.path()))
             .body(Full::new(body))
             .map_err(impossible)?;
         let headers = request.headers_mut();
@@ -118,6 +114,11 @@ impl Head {
             }
         }
         Self { status: parts.status, headers }
+    }
+    /// Of an answer that no engine gave.
+    pub(crate) fn json() -> Self {
+        let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Self { status: StatusCode::OK, headers: HeaderMap::from_iter([kind]) }
     }
     pub(super) fn is_event_stream(&self) -> bool {
         let kind = self.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);

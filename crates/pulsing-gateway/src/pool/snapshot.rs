@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pulsing_core::Instance;
 
 use super::{Served, State, Worker};
+use crate::api::Api;
 
 /// Names listed in a 503 before it says how many more there are.
 pub(super) const NAMES_SHOWN: usize = 20;
@@ -142,6 +143,21 @@ impl Snapshot {
     /// What the Workers call the model that clients call `model`; `None` if they name none.
     pub fn own_name(&self, model: &str) -> Option<&str> {
         self.routes.get(model).and_then(|route| route.model.as_deref())
+    }
+    /// Why `model` never answers requests for `api`, if it has Workers and none of them does.
+    pub(crate) fn lacks(&self, model: &str, api: Api) -> Option<String> {
+        let route = self.routes.get(model)?;
+        let fits = |worker: &&Arc<Worker>| {
+            let models = worker.models();
+            models.is_empty() || route.model.as_ref().is_none_or(|model| models.contains(model))
+        };
+        let workers: Vec<_> = self.groups.get(route.group)?.workers.iter().filter(fits).collect();
+        if workers.is_empty() || workers.iter().any(|worker| worker.serves(api)) {
+            return None;
+        }
+        let served: Vec<&str> =
+            Api::ALL.into_iter().filter(|api| workers.iter().any(|one| one.serves(*api))).map(Api::path).collect();
+        Some(format!("its workers have {}", if served.is_empty() { "none".to_owned() } else { served.join(", ") }))
     }
     /// Every Worker, in whatever state.
     pub fn all(&self) -> &[Arc<Worker>] {

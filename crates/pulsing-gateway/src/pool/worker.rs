@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use pulsing_core::{Instance, Target};
 
+use crate::api::Api;
 use crate::engine::Endpoint;
 use crate::protocol::{self, LoadReport};
 
@@ -90,6 +91,8 @@ struct Facts {
     protocol: String,
     /// `model` in the metadata.
     model: Option<String>,
+    /// `apis` in the metadata, by place in [`Api::ALL`]; a Worker that does not say generates text.
+    apis: [bool; Api::ALL.len()],
     /// `state` in the last report.
     reported: Option<String>,
     /// `models` in the last report.
@@ -224,6 +227,10 @@ impl Worker {
         }
         models
     }
+    /// It answers such requests. Of an engine only the engine knows.
+    pub fn serves(&self, api: Api) -> bool {
+        self.engine.is_some() || self.facts.load().apis[api as usize]
+    }
     /// Its own name for what its like call `wanted`; `None` if it names no model.
     pub(crate) fn model_for(&self, wanted: Option<&str>) -> Option<String> {
         let facts = self.facts.load();
@@ -251,6 +258,11 @@ impl Worker {
             facts.published = text("state");
             facts.protocol = text("protocol");
             facts.model = metadata.get("model").filter(|model| !model.is_empty()).cloned();
+            let apis = metadata.get("apis").map(|apis| apis.split(',').collect::<Vec<_>>());
+            facts.apis = Api::ALL.map(|api| match &apis {
+                Some(apis) => apis.contains(&api.wire_name()),
+                None => api.generates(),
+            });
         })
     }
     /// Takes a report. True if the Worker's facts, its reach or its state changed.

@@ -59,6 +59,9 @@ impl Endpoint {
             "/_routing" => Self::Routing,
             "/chat/completions" => Self::Generate(Api::Chat),
             "/completions" => Self::Generate(Api::Completions),
+            "/embeddings" => Self::Generate(Api::Embeddings),
+            "/tokenize" => Self::Generate(Api::Tokenize),
+            "/detokenize" => Self::Generate(Api::Detokenize),
             other => Self::Model(decode_percent(other.strip_prefix("/models/")?)),
         })
     }
@@ -79,9 +82,17 @@ impl Endpoint {
             Self::Health | Self::Ready => Route::Health,
             Self::Metrics => Route::Metrics,
             Self::Models | Self::Model(_) => Route::Models,
-            Self::Generate(Api::Chat) => Route::Chat,
-            Self::Generate(Api::Completions) => Route::Completions,
+            Self::Generate(api) => route_of(*api),
         }
+    }
+}
+
+fn route_of(api: Api) -> Route {
+    match api {
+        Api::Chat => Route::Chat,
+        Api::Completions => Route::Completions,
+        Api::Embeddings => Route::Embeddings,
+        Api::Tokenize | Api::Detokenize => Route::Tokenize,
     }
 }
 
@@ -264,8 +275,7 @@ async fn generate(
     request: Request<Incoming>,
     request_id: &HeaderValue,
 ) -> Result<Response<Body>, ApiError> {
-    let route = if api == Api::Chat { Route::Chat } else { Route::Completions };
-    let mut tracker = match Tracker::admit(core, route, &request) {
+    let mut tracker = match Tracker::admit(core, route_of(api), &request) {
         Ok(tracker) => tracker,
         Err(error) => {
             receive::skip(request).await;
@@ -326,8 +336,12 @@ async fn run(
     let parsing = Instant::now();
     let mut parsed = api::parse(api, &body)?;
     let model = parsed.model.clone().unwrap_or_else(|| config.model_name.clone());
-    if core.placement.pool.snapshot().ready_for(&model).is_none() {
+    let snapshot = core.placement.pool.snapshot();
+    if snapshot.ready_for(&model).is_none() {
         return Err(unknown_model(core, &model));
+    }
+    if let Some(workers) = snapshot.lacks(&model, api) {
+        return Err(ApiError::unsupported_endpoint(&model, api.path(), &workers));
     }
     tracker.trail.spent(Stage::Parse, parsing);
     let queued = Instant::now();
@@ -424,6 +438,7 @@ fn job(
         names_model: parsed.model.is_some(),
         model_at: parsed.model_at.take(),
         stream: parsed.stream,
+        question: parsed.question.take(),
         request_id: request_id.to_str().unwrap_or_default().to_owned(),
         traceparent,
         affinity: affinity.or_else(|| parsed.affinity.take()),

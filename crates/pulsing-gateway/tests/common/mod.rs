@@ -18,7 +18,9 @@ use pulsing_core::{
     Reply, ReplyEvent, ReplySink, Responder, StreamSink, Target,
 };
 use pulsing_gateway::cluster::{BoxFuture, Instances};
-use pulsing_gateway::protocol::{self, Delta, Deltas, Description, Generate, Kind, LoadReport, Request, Usage};
+use pulsing_gateway::protocol::{
+    self, Answer, Delta, Deltas, Description, Generate, Kind, LoadReport, Question, Request, Usage,
+};
 use pulsing_gateway::{Cluster, Gateway, GatewayConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -50,6 +52,9 @@ pub struct FakeWorker {
     metadata: Mutex<BTreeMap<String, String>>,
     /// What an EngineWorker says its engine wants.
     pub authorization: Mutex<String>,
+    /// What it answers questions with, and what it was asked.
+    pub answer: Mutex<Answer>,
+    pub questions: Mutex<Vec<(Question, Bytes)>>,
     /// Streams to cut when it dies.
     streams: Mutex<Vec<mpsc::UnboundedSender<ReplyEvent>>>,
 }
@@ -121,6 +126,8 @@ impl FakeCluster {
             broken: Mutex::default(),
             metadata: Mutex::new(metadata),
             authorization: Mutex::default(),
+            answer: Mutex::default(),
+            questions: Mutex::default(),
             streams: Mutex::default(),
         });
         self.0.workers.lock().push((name.to_owned(), Arc::clone(&worker)));
@@ -297,6 +304,11 @@ impl Cluster for FakeCluster {
                         let _ = task.await;
                         worker.active.fetch_sub(1, Ordering::SeqCst);
                     });
+                }
+                Kind::Question(question) => {
+                    worker.questions.lock().push((question, payload.buffers[0].clone()));
+                    let answer = worker.answer.lock().clone();
+                    responder.value(protocol::payload(&answer, None));
                 }
                 Kind::Describe(_) => {
                     let authorization = worker.authorization.lock().clone();

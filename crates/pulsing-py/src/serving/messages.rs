@@ -39,6 +39,10 @@ impl WorkerRequest {
             Some(protocol::Kind::Generate(generate)) => ("generate", generate),
             Some(protocol::Kind::SubscribeLoad(_)) => ("subscribe_load", protocol::Generate::default()),
             Some(protocol::Kind::Describe(_)) => ("describe", protocol::Generate::default()),
+            Some(protocol::Kind::Question(protocol::Question { api, request_id, deadline_ms, traceparent })) => {
+                let shared = protocol::Generate { api, request_id, deadline_ms, traceparent, ..Default::default() };
+                ("question", shared)
+            }
             None => return Err(malformed("a request without a kind".to_owned())),
         };
         let body = match buffers.first() {
@@ -93,12 +97,14 @@ pub(crate) fn encode_request<'py>(
     continue_text: String,
     continue_tokens: Vec<u32>,
 ) -> PyResult<Bound<'py, PyBytes>> {
+    // A float becomes an integer saturating: a negative deadline has passed, which 1 ms says.
+    let deadline_ms = deadline.map_or(0, |seconds| ((seconds * 1000.0) as u64).max(1));
     let kind = match kind {
+        "question" => protocol::Kind::Question(protocol::Question { api, request_id, deadline_ms, traceparent }),
         "generate" => protocol::Kind::Generate(protocol::Generate {
             api,
             request_id,
-            // A float becomes an integer saturating: a negative deadline has passed, which 1 ms says.
-            deadline_ms: deadline.map_or(0, |seconds| ((seconds * 1000.0) as u64).max(1)),
+            deadline_ms,
             traceparent,
             continue_text,
             continue_tokens,
@@ -107,7 +113,9 @@ pub(crate) fn encode_request<'py>(
         "subscribe_load" => protocol::Kind::SubscribeLoad(protocol::SubscribeLoad {}),
         "describe" => protocol::Kind::Describe(protocol::Describe {}),
         other => {
-            return Err(malformed(format!("kind={other:?}: expected 'generate', 'subscribe_load' or 'describe'")));
+            return Err(malformed(format!(
+                "kind={other:?}: expected 'generate', 'question', 'subscribe_load' or 'describe'"
+            )));
         }
     };
     let request = protocol::Request { version: protocol::VERSION, kind: Some(kind) };
@@ -145,6 +153,16 @@ impl Usage {
     }
 }
 
+impl Usage {
+    fn message(&self) -> protocol::Usage {
+        protocol::Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.completion_tokens,
+            cached_tokens: self.cached_tokens,
+        }
+    }
+}
+
 /// A piece of one choice of an answer.
 #[pyclass(frozen, module = "pulsing._core")]
 pub(crate) struct Delta(protocol::Delta);
@@ -163,14 +181,7 @@ impl Delta {
         tool_calls: Option<&Bound<'_, PyAny>>,
         reasoning: Option<String>,
     ) -> PyResult<Self> {
-        let usage = usage.map(|usage| {
-            let usage = usage.get();
-            protocol::Usage {
-                prompt_tokens: usage.prompt_tokens,
-                completion_tokens: usage.completion_tokens,
-                cached_tokens: usage.cached_tokens,
-            }
-        });
+        let usage = usage.map(|usage| usage.get().message());
         Ok(Self(protocol::Delta {
             index,
             text,
@@ -258,6 +269,27 @@ pub(crate) fn encode_deltas<'py>(py: Python<'py>, deltas: Vec<Bound<'_, Delta>>)
 pub(crate) fn decode_deltas(py: Python<'_>, head: PyBuffer<u8>) -> PyResult<Vec<Delta>> {
     let deltas: protocol::Deltas = protocol::decode_bytes(&head.to_vec(py)?).map_err(malformed)?;
     Ok(deltas.deltas.into_iter().map(Delta).collect())
+}
+
+/// The answer to a question of the worker protocol. `embeddings` are 32-bit floats as bytes, little-endian.
+#[pyfunction]
+#[pyo3(signature = (*, embeddings = Vec::new(), tokens = Vec::new(), token_texts = Vec::new(), text = String::new(), usage = None, max_model_len = 0))]
+pub(crate) fn encode_answer<'py>(
+    py: Python<'py>,
+    embeddings: Vec<Bound<'_, PyBytes>>,
+    tokens: Vec<u32>,
+    token_texts: Vec<String>,
+    text: String,
+    usage: Option<&Bound<'_, Usage>>,
+    max_model_len: u64,
+) -> Bound<'py, PyBytes> {
+    let vector = |bytes: &Bound<'_, PyBytes>| protocol::Embedding { values: bytes.as_bytes().to_vec().into() };
+    let embeddings = embeddings.iter().map(vector).collect();
+    let usage = usage.map(|usage| usage.get().message());
+    PyBytes::new(
+        py,
+        &protocol::encode(&protocol::Answer { embeddings, tokens, token_texts, text, usage, max_model_len }),
+    )
 }
 
 /// How a worker is doing.
