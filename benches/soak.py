@@ -5,7 +5,9 @@
 The load is in `soak_load.py`, the processes in `soak_node.py`. RSS, descriptors, threads and tasks of both are sampled
 each second. The first fifth is warm-up. After it the line fitted through the lowest RSS of each ten seconds must not
 rise by more than `LIMIT_KB` a minute (a slope counts when it is over twice its standard error, so that short runs do
-not fail by noise), and descriptors, threads and tasks must stay what they were. When the load has ended, there must be
+not fail by noise). RSS is also what the allocator keeps between what lives; so the same is asked of what lives, with
+tighter limits: bytes of the C heap (`LIVE_KB`), and blocks of Python's (`BLOCKS`). Descriptors, threads and tasks must
+stay what they were. When the load has ended, there must be
 as many actors as before it, and no tasks but the nodes' own. Any error that the load did not ask for fails the soak.
 """
 
@@ -26,6 +28,8 @@ import runtime_venv as venv
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT_KB = 500.0
+LIVE_KB = 100.0
+BLOCKS = 500.0
 FLOOR_SECONDS = 10
 SLACK_FDS = 5
 SLACK_THREADS = 5
@@ -42,7 +46,14 @@ class Node:
         self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self.said: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.last: dict[str, Any] = {}
-        self.samples: dict[str, list[float]] = {"rss_kb": [], "fds": [], "threads": [], "tasks": []}
+        self.samples: dict[str, list[float]] = {
+            "rss_kb": [],
+            "live_kb": [],
+            "blocks": [],
+            "fds": [],
+            "threads": [],
+            "tasks": [],
+        }
         threading.Thread(target=self._read, daemon=True).start()
         self.before = self.wait("ready")
 
@@ -77,7 +88,8 @@ class Node:
         self.samples["rss_kb"].append(meter.rss_of(pid) * 1e3)
         self.samples["fds"].append(len(os.listdir(f"/proc/{pid}/fd")))
         self.samples["threads"].append(len(os.listdir(f"/proc/{pid}/task")))
-        self.samples["tasks"].append(self.last.get("tasks", 0))
+        for what in ("tasks", "live_kb", "blocks"):
+            self.samples[what].append(self.last.get(what, 0))
 
     def say(self) -> None:
         """The next step: the end of the load, then the end of the process."""
@@ -117,6 +129,15 @@ def judged(node: Node, warm: int) -> list[str]:
     )
     if slope > LIMIT_KB and slope > 2 * error:
         grown.append(f"{node.role}: RSS rises by {slope:.0f} KB/min")
+    for what, words, limit in (("live_kb", "KB of the C heap", LIVE_KB), ("blocks", "blocks of Python's heap", BLOCKS)):
+        values = node.samples[what][warm:]
+        slope, error = fit(values)
+        print(
+            f"{node.role}: at least {min(values):,.0f} {words} live; slope {slope:+.0f} +- {error:.0f} a minute, "
+            f"limit {limit:.0f}"
+        )
+        if slope > limit and slope > 2 * error:
+            grown.append(f"{node.role}: {slope:.0f} {words} more each minute")
     for what, slack in (("fds", SLACK_FDS), ("threads", SLACK_THREADS), ("tasks", None)):
         first, last = ends(node.samples[what][warm:])
         print(f"{node.role}: {what} {first:.0f} in the first quarter, {last:.0f} in the last")

@@ -6,6 +6,7 @@ process says on stdout how much it has done, how many tasks its loops have and h
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
 import sys
@@ -18,6 +19,37 @@ import uvloop
 from soak_target import Target, lives_on
 
 import pulsing as pul
+
+
+class Mallinfo(ctypes.Structure):
+    """What glibc (2.33 and later) says of its heap, in bytes; see mallinfo(3)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keep",
+        )
+    ]
+
+
+def live() -> int:
+    """Bytes allocated and not freed, of Rust and of large Python objects; 0 where the C library cannot tell."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    mallinfo2.restype = Mallinfo
+    said = mallinfo2()
+    return int(said.uordblks + said.hblkhd)
 
 
 class Loop:
@@ -79,7 +111,8 @@ def report(loops: list[Loop], **more: Any) -> None:
         for what, total in sums.items():
             for key, count in list(getattr(loop, what).items()):
                 total[key] = total.get(key, 0) + count
-    print(json.dumps({**sums, "tasks": sum(loop.tasks for loop in loops), **more}), flush=True)
+    memory = {"live_kb": live() / 1e3, "blocks": sys.getallocatedblocks()}
+    print(json.dumps({**sums, **memory, "tasks": sum(loop.tasks for loop in loops), **more}), flush=True)
 
 
 def watch(loops: list[Loop]) -> None:

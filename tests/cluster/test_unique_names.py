@@ -92,9 +92,12 @@ def test_r10_get_or_create_in_a_loop_never_ends_at_a_dead_actor() -> None:
             one = await get_or_create(system)
             try:
                 await one.who()
-            except (ActorNotFoundError, ActorStoppedError):
-                # Stopped meanwhile by another loop. Its node's refusal may overtake the news that its name is gone,
-                # which comes within a second (M5).
+            except ActorNotFoundError:
+                # Stopped meanwhile by another loop, says its node: nobody here finds it again.
+                assert (await get_or_create(system)).actor_id != one.actor_id
+                continue
+            except ActorStoppedError:
+                # It is about to go: the news that its name is gone comes within a second (M5).
                 async with asyncio.timeout(1.0):
                     while (await get_or_create(system)).actor_id == one.actor_id:
                         pass

@@ -308,6 +308,18 @@ impl Registry {
         }
     }
 
+    /// The node of an actor says that it has none such: nobody finds it any more, ahead of its owner's withdrawal. It is
+    /// back if its owner still writes it, in a later version. False if it is not found anyway, or is this node's own.
+    pub fn bury(&mut self, node: NodeId, actor: ActorId) -> bool {
+        if node == self.me || self.by_actor.get(&actor) != Some(&node) {
+            return false;
+        }
+        let Some((_, entry)) = self.owners.get(&node).and_then(|owner| owner.entries.get(&actor)) else { return false };
+        let entry = entry.clone();
+        self.unname(&entry, node);
+        true
+    }
+
     /// The instances of a name, sorted by node and instance; of a contested one those whose claim stands.
     pub fn lookup(&self, name: &str) -> Vec<(NodeId, Entry)> {
         let Some(held) = self.by_name.get(name) else { return Vec::new() };

@@ -203,6 +203,35 @@ fn an_update_changes_metadata_everywhere_and_nothing_changes_nothing() {
 }
 
 #[test]
+fn test_r10_what_its_node_does_not_know_is_found_no_more_unless_its_owner_writes_it_again() {
+    let mut owner = Registry::new(NodeId(1));
+    let mut replica = replica();
+    let first = owner.publish(unique(10, "a", 1));
+    replica.apply(first);
+    replica.apply(owner.publish(entry(11, "b")));
+    replica.watch("a", true);
+    assert!(!replica.bury(NodeId(3), ActorId(10)), "said by another node");
+    assert!(!owner.bury(NodeId(1), ActorId(10)), "one's own are withdrawn");
+    assert!(replica.bury(NodeId(1), ActorId(10)));
+    assert!(!replica.bury(NodeId(1), ActorId(10)));
+    assert_eq!((replica.lookup("a"), replica.get(ActorId(10)), replica.holder("a", true)), (vec![], None, None));
+    assert_eq!(replica.take_touched(), BTreeSet::from(["a".to_owned()]));
+    assert_eq!(replica.lookup("b").len(), 1);
+    assert_eq!(replica.root(), owner.root(), "what it holds is the same");
+    // The same news, come late or repeated, is none.
+    for delta in owner.missing(&Digest::default()) {
+        replica.apply(delta);
+    }
+    assert_eq!(replica.lookup("a"), []);
+    replica.apply(owner.update(ActorId(10), BTreeMap::from([("state".to_owned(), "ready".to_owned())])).unwrap());
+    assert!(same(&replica, &owner) && replica.lookup("a").len() == 1);
+    assert!(replica.bury(NodeId(1), ActorId(10)));
+    replica.apply(owner.withdraw(ActorId(10)).unwrap());
+    replica.apply(owner.publish(entry(12, "a")));
+    assert!(same(&replica, &owner) && replica.lookup("a").len() == 1);
+}
+
+#[test]
 fn oversized_entries_of_a_peer_are_not_taken() {
     let mut owner = Registry::new(NodeId(1));
     let mut delta = owner.publish(entry(10, "a"));

@@ -58,7 +58,11 @@ pub struct Link {
     next: AtomicU64,
     tasks: Mutex<Vec<AbortHandle>>,
     metrics: Arc<Metrics>,
+    missing: Missing,
 }
+
+/// Told of an actor of which the peer says that it has none such.
+type Missing = Box<dyn Fn(ActorId) + Send + Sync>;
 
 /// What links need of their node.
 #[derive(Clone)]
@@ -89,10 +93,12 @@ pub struct Limits {
 }
 
 impl Link {
-    /// Starts dialling `peer`; calls may be made at once. `ended` runs when the link breaks by itself.
+    /// Starts dialling `peer`; calls may be made at once. `ended` runs when the link breaks by itself, `missing` before a call
+    /// ends because the peer has no such actor.
     pub fn open(
         peer: Identity,
         config: LinkConfig,
+        missing: impl Fn(ActorId) + Send + Sync + 'static,
         ended: impl FnOnce(&Arc<Link>, LinkEnd) + Send + 'static,
     ) -> Arc<Self> {
         let link = Arc::new(Self {
@@ -103,6 +109,7 @@ impl Link {
             next: AtomicU64::new(1),
             tasks: Mutex::default(),
             metrics: Arc::clone(&config.metrics),
+            missing: Box::new(missing),
         });
         let run = Arc::clone(&link);
         let task = tokio::spawn(async move {
@@ -339,6 +346,11 @@ impl Role for Link {
             }
             Inbound::Error(id, error) => {
                 if let Some(call) = last(id) {
+                    if let Error::ActorNotFound { actor, node } = error
+                        && (node, actor) == (self.peer.node, call.target().actor)
+                    {
+                        (self.missing)(actor);
+                    }
                     call.event(ReplyEvent::Error(error));
                 }
             }

@@ -104,6 +104,11 @@ impl Outcall {
         call
     }
 
+    /// Whom it is for.
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
     /// Lets `send` send the call again, given what is left of its timeout, up to `times` if its way breaks before an answer.
     pub fn resend_with(
         &self,

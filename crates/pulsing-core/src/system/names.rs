@@ -357,4 +357,32 @@ mod tests {
         assert!(system.0.listeners.0.lock().is_empty(), "nor does a resolve leave anything behind");
         system.shutdown().await;
     }
+
+    async fn found(system: &System, name: &str) -> Instance {
+        system.resolve(name, None, Duration::from_secs(5)).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn test_r10_a_node_that_does_not_know_an_actor_is_believed_at_once_and_its_owner_when_it_writes_it_again() {
+        let owner = system().await;
+        let seeds = vec![owner.addr().to_string()];
+        let config = SystemConfig { security: Security::Insecure, seeds, ..SystemConfig::default() };
+        let other = System::start(config).await.unwrap();
+        register(&owner, "a");
+        let one = found(&other, "a").await;
+        // Gone without the news of it.
+        let actor = owner.0.actors.write().by_id.remove(&one.target.actor);
+        drop(actor);
+        let payload = crate::payload::Payload::new(crate::payload::Codec::RAW, "x");
+        let ended = other.call(one.target, payload, crate::call::CallOptions::default()).await;
+        assert!(matches!(ended, Err(Error::ActorNotFound { .. })));
+        assert_eq!(other.instances("a"), []);
+        assert!(other.resolve("a", None, Duration::ZERO).await.is_err());
+        let again = BTreeMap::from([("state".to_owned(), "ready".to_owned())]);
+        owner.0.registry.lock().update(one.target.actor, again).unwrap();
+        owner.0.driver.send(crate::system::driver::Input::Publish).unwrap();
+        assert_eq!(found(&other, "a").await.target, one.target);
+        other.shutdown().await;
+        owner.shutdown().await;
+    }
 }

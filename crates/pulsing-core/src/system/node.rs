@@ -403,8 +403,15 @@ impl Inner {
             return Ok(Arc::clone(link));
         }
         let peer = self.living(node).ok_or(Error::NodeNotFound { node })?;
-        let myself = Weak::clone(&self.myself);
-        let link = Link::open(peer, self.link_config.clone(), move |link, end| {
+        let (myself, hearer) = (Weak::clone(&self.myself), Weak::clone(&self.myself));
+        let missing = move |actor| {
+            if let Some(inner) = hearer.upgrade()
+                && inner.registry.lock().bury(node, actor)
+            {
+                inner.changed();
+            }
+        };
+        let link = Link::open(peer, self.link_config.clone(), missing, move |link, end| {
             if let Some(node) = myself.upgrade() {
                 node.links.lock().retain(|_, held| !Arc::ptr_eq(held, link));
                 let _ = node.driver.send(Input::Ended(link.peer.node, end));
