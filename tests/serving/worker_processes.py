@@ -8,6 +8,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from router_kit import until
+
 from pulsing.core import ActorId, ActorRef, ActorSystem, Message, NodeId
 
 _CODE = """
@@ -42,8 +44,16 @@ class WorkerProcess:
         self.process.kill()
 
     async def load(self, node: ActorSystem) -> dict[str, int]:
-        """What it says of its load."""
-        (found,) = (one for one in node.core.instances("worker") if str(NodeId(one["node_id"])) == self.node_id)
+        """What it says of its load, once it is known."""
+        mine: list[dict[str, str]] = []
+
+        def known() -> bool:
+            found = node.core.instances("worker")
+            mine[:] = [one for one in found if str(NodeId(one["node_id"])) == self.node_id]
+            return bool(mine)
+
+        await until("the worker is known", known)
+        (found,) = mine
         ref = ActorRef(node, NodeId(found["node_id"]), ActorId(found["actor_id"]), "worker")
         answer: Message = await ref.ask(Message.from_json("GetLoad", {}))
         return dict(answer.to_json())

@@ -45,9 +45,13 @@ impl Placement {
         job: &Arc<Job>,
         body: Bytes,
         past: &mut Past,
+        trial: bool,
     ) -> Result<Upstream, Failure> {
         let again = (!job.stream).then(|| body.clone());
         let mut lease = worker.lease_for(body.len(), past.waited);
+        if trial {
+            lease.tries();
+        }
         job.trail.attempt();
         let mut gone: BoxFuture<()> = Box::pin(Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job)));
         let begun = tokio::select! {
@@ -104,10 +108,12 @@ impl Placement {
                 Failure::Final(ApiError::too_large(usize::try_from(limit).unwrap_or(usize::MAX)))
             }
             Error::App(error) => {
+                let named = names_itself(&error.data);
                 let error = ApiError::from_worker(&error);
                 match error.status {
                     503 => Failure::Unready(error),
-                    500.. => Failure::Failed(error),
+                    500.. if named => Failure::Failed(error),
+                    500.. => Failure::Broken(error),
                     _ => Failure::Final(error),
                 }
             }
@@ -124,19 +130,30 @@ impl Placement {
                 ApiError::worker_fault("the worker was lost in the middle of its answer")
             }
             Failure::TakenBack => ApiError::worker_fault("the worker hangs in the middle of its answer"),
-            Failure::Unready(error) | Failure::Failed(error) | Failure::Final(error) => error,
+            Failure::Unready(error) | Failure::Failed(error) | Failure::Broken(error) | Failure::Final(error) => error,
         }
     }
 }
 
+/// The data of a Worker's error are an error object, as its protocol has it.
+fn names_itself(data: &[u8]) -> bool {
+    serde_json::from_slice::<serde_json::Value>(data).is_ok_and(|body| {
+        let error = body.get("error").unwrap_or(&body);
+        error.get("message").is_some_and(serde_json::Value::is_string)
+    })
+}
+
 pub(super) fn lost_too_often(lost: u32) -> ApiError {
-    let mut error = ApiError::worker_fault(format!(
-        "{lost} workers were lost while they worked on this request, one after another"
-    ));
+    let mut error = ApiError::worker_fault(match lost {
+        1 => {
+            "a worker was lost while it worked on this request, as others were that had the same one lately".to_owned()
+        }
+        _ => format!("{lost} workers were lost while they worked on this request, one after another"),
+    });
     error.no_retry = true;
     error
 }
 
 pub(crate) fn broken(message: &str) -> Failure {
-    Failure::Failed(ApiError::worker_fault(message))
+    Failure::Broken(ApiError::worker_fault(message))
 }

@@ -5,10 +5,12 @@
 //! | `place`     | which Worker, and which one next                                       |
 //! | `attempt`   | one request to one actor Worker, and what its errors mean              |
 //! | `question`  | one request to one actor Worker that is answered in one piece          |
+//! | `blame`     | whose fault a failure is                                                |
 //! | `takeback`  | when a request is taken back from a Worker that hangs                   |
 //! | `source`    | the pieces of the answer, whatever they come from                      |
 
 mod attempt;
+mod blame;
 mod place;
 mod question;
 mod source;
@@ -31,6 +33,7 @@ use crate::pool::Pool;
 use crate::trail::Trail;
 
 pub(crate) use attempt::broken;
+pub(crate) use blame::Blame;
 pub(crate) use source::{Piece, Source};
 
 /// What placing a request needs.
@@ -42,6 +45,7 @@ pub(crate) struct Placement {
     pub(crate) metrics: Metrics,
     /// The last choices, kept with `debug_routing`.
     pub(crate) decisions: Decisions,
+    pub(crate) blame: Blame,
 }
 
 /// One client request, shared by its sub-requests.
@@ -83,8 +87,10 @@ pub(crate) enum Failure {
     TakenBack,
     /// The Worker takes no requests now.
     Unready(ApiError),
-    /// The Worker failed on this request.
+    /// The Worker failed on this request, and says so.
     Failed(ApiError),
+    /// The Worker answered with what makes no sense.
+    Broken(ApiError),
     /// To the client, as it is.
     Final(ApiError),
 }

@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::explain::Decision;
 use crate::metrics::Retry;
 use crate::policy::Why;
-use crate::pool::{State, Worker};
+use crate::pool::{Fault, State, Worker};
 use crate::trail::Stage;
 
 /// Who may take a request.
@@ -49,6 +49,7 @@ impl Placement {
         let mut excluded: Vec<ActorId> = Vec::new();
         let mut failed: Option<ApiError> = None;
         let mut last_words: Option<String> = None;
+        let mut suspects: Vec<(Arc<Worker>, Instant, Fault)> = Vec::new();
         let mut patience = None;
         let mut versions = self.pool.versions();
         loop {
@@ -73,57 +74,91 @@ impl Placement {
                 }
                 return Err(ApiError::no_workers(&why));
             };
+            // One that rests and was chosen for want of a better one is tried by anybody.
+            let trial = self.pool.admit(&worker).unwrap_or(false);
             self.policy.sent(&worker, job.hints());
-            let asked = Instant::now();
+            let sent = Instant::now();
             let attempt = match worker.endpoint() {
                 Some(endpoint) => tokio::select! {
-                    answer = self.attempt_engine(&worker, endpoint, &job, body.clone()) => answer.map(Placed::Engine),
+                    answer = self.attempt_engine(&worker, endpoint, &job, body.clone(), trial) => answer.map(Placed::Engine),
                     () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job)) => Err(Failure::TakenBack),
                 },
                 None if takers == Takers::Undivided => return Ok(Placed::Divide),
                 None => match &job.question {
                     Some(question) => tokio::select! {
-                        whole = self.ask(&worker, &job, question, body.clone()) => whole.map(|whole| Placed::Engine(Engine::Whole(whole))),
+                        whole = self.ask(&worker, &job, question, body.clone(), trial) => whole.map(|whole| Placed::Engine(Engine::Whole(whole))),
                         () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job)) => Err(Failure::TakenBack),
                     },
-                    None => self.attempt(&worker, &job, body.clone(), &mut past).await.map(Placed::Actor),
+                    None => self.attempt(&worker, &job, body.clone(), &mut past, trial).await.map(Placed::Actor),
                 },
             };
-            job.trail.spent(Stage::Worker, asked);
-            match attempt {
-                Ok(placed) => return Ok(placed),
+            job.trail.spent(Stage::Worker, sent);
+            let (error, fault) = match attempt {
+                Ok(placed) => {
+                    self.served_elsewhere(&suspects, &worker, &body);
+                    return Ok(placed);
+                }
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Lost(error)) => {
                     tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, %error, "lost before the first piece; trying another worker");
                     self.pool.suspect(&worker);
-                    past.lost += 1;
-                    if past.lost >= self.config.max_attempts {
-                        return Err(lost_too_often(past.lost));
-                    }
-                    self.metrics.retry(Retry::Lost);
+                    self.count_loss(&mut past, &body)?;
+                    suspects.push((worker, sent, Fault::Broken));
+                    continue;
                 }
                 Err(Failure::TakenBack) => {
                     tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, "taken back from a worker that hangs");
                     self.metrics.retry(Retry::TakenBack);
+                    continue;
                 }
                 Err(Failure::Unready(error)) => {
                     excluded.push(worker.target().actor);
                     last_words = Some(error.message);
                     self.metrics.retry(Retry::Unready);
+                    continue;
                 }
-                Err(Failure::Failed(mut error)) => {
-                    // The same failure on two Workers is the request's own: do not carry it through the fleet.
-                    let again = failed.is_some();
-                    error.no_retry = true;
-                    if again {
-                        return Err(error);
-                    }
-                    tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, error = %error.message, "worker failed; trying another");
-                    excluded.push(worker.target().actor);
-                    failed = Some(error);
-                    self.metrics.retry(Retry::Failed);
-                }
+                Err(Failure::Failed(error)) => (error, Fault::Named),
+                Err(Failure::Broken(error)) => (error, Fault::Broken),
+            };
+            let (actor, error) = (worker.target().actor, ApiError { no_retry: true, ..error });
+            if self.blame.failed(self.blame.fingerprint(&body), actor, Instant::now()) || failed.is_some() {
+                // The same failure on two Workers is the request's own: do not carry it through the fleet.
+                return Err(error);
             }
+            tracing::info!(request_id = %job.request_id, worker = %actor, error = %error.message, "worker failed; trying another");
+            excluded.push(actor);
+            suspects.push((worker, sent, fault));
+            failed = Some(error);
+            self.metrics.retry(Retry::Failed);
+        }
+    }
+
+    /// One more Worker was lost while it had the request.
+    ///
+    /// # Errors
+    /// It must not cost another one.
+    pub(super) fn count_loss(&self, past: &mut Past, body: &[u8]) -> Result<(), ApiError> {
+        past.lost += 1;
+        let request = self.blame.fingerprint(body);
+        if past.lost >= self.config.max_attempts {
+            self.blame.convict(request, Instant::now());
+            return Err(lost_too_often(past.lost));
+        }
+        if self.blame.is_guilty(request, Instant::now()) {
+            return Err(lost_too_often(past.lost));
+        }
+        self.metrics.retry(Retry::Lost);
+        Ok(())
+    }
+
+    /// The request was served by `worker`: that it failed on others was not its own fault.
+    fn served_elsewhere(&self, suspects: &[(Arc<Worker>, Instant, Fault)], worker: &Arc<Worker>, body: &[u8]) {
+        if suspects.is_empty() {
+            return;
+        }
+        self.blame.acquit(self.blame.fingerprint(body));
+        for (suspect, sent, fault) in suspects.iter().filter(|(suspect, ..)| !Arc::ptr_eq(suspect, worker)) {
+            self.pool.failed(suspect, *sent, *fault);
         }
     }
 

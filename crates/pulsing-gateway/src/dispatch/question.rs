@@ -1,7 +1,7 @@
 //! One request to one actor Worker that is answered in one piece.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pulsing_core::{CallOptions, Reply};
@@ -20,8 +20,12 @@ impl Placement {
         job: &Job,
         question: &Question,
         body: Bytes,
+        trial: bool,
     ) -> Result<Box<Whole>, Failure> {
-        let _lease = worker.lease();
+        let mut lease = worker.lease_for(body.len(), Duration::ZERO);
+        if trial {
+            lease.tries();
+        }
         let left = job.deadline.saturating_duration_since(Instant::now());
         let asked = protocol::Question {
             api: job.api.wire_name().to_owned(),
@@ -36,6 +40,7 @@ impl Placement {
             return Err(broken("the worker answered with a stream where a value was due"));
         };
         let answer: Answer = protocol::decode(&value).map_err(|error| broken(&error))?;
+        lease.answered();
         let body = question.body(&answer, &job.model).map_err(Failure::Failed)?;
         Ok(Box::new(Whole { head: Head::json(), body: body.into(), first_byte: Instant::now() }))
     }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use pulsing_core::Error;
 
-use super::attempt::{Again, Past, Upstream, lost_too_often};
+use super::attempt::{Again, Past, Upstream};
 use super::place::{Placed, Takers};
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
@@ -211,10 +211,7 @@ impl Upstream {
         match (self.again.take(), failure) {
             (Some(mut again), Failure::Lost(error)) => {
                 placement.pool.suspect(worker);
-                again.past.lost += 1;
-                if again.past.lost >= placement.config.max_attempts {
-                    return Err(lost_too_often(again.past.lost));
-                }
+                placement.count_loss(&mut again.past, &again.body)?;
                 tracing::info!(worker = %worker.target().actor, %error, "lost before its answer was whole; trying another worker");
                 placement.metrics.retry(Retry::Lost);
                 Ok(Step::Again(again.body, again.past))

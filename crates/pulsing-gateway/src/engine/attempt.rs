@@ -54,8 +54,12 @@ impl Placement {
         endpoint: &Arc<Endpoint>,
         job: &Job,
         body: Bytes,
+        trial: bool,
     ) -> Result<Engine, Failure> {
         let mut lease = worker.lease_for(body.len(), Duration::ZERO);
+        if trial {
+            lease.tries();
+        }
         job.trail.attempt();
         let body = match worker.model_for(self.pool.snapshot().own_name(&job.model)) {
             Some(model) if !job.names_model || model != job.model => with_model(&body, job.model_at.clone(), &model),
@@ -158,6 +162,8 @@ async fn refused(worker: &Worker, endpoint: &Endpoint, job: &Job, head: &Head, m
             Failure::Final(ApiError::unsupported_endpoint(&job.model, job.api.path(), workers))
         }
         503 => Failure::Unready(error),
+        // What has no error in OpenAI's shape comes from something that is no engine, or from one that is in pieces.
+        500.. if error.body.is_none() => Failure::Broken(error),
         500.. => Failure::Failed(error),
         400..500 => Failure::Final(error),
         other => broken(&format!("the engine answered with status {other}, which says nothing to an API client")),

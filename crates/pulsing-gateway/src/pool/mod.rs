@@ -3,6 +3,7 @@
 //! A few tasks' worth of writers (a registry watcher for each name, one load subscription a Worker) and any number of readers:
 //! readers take an immutable [`Snapshot`] and look at atomics in it.
 
+mod breaker;
 mod clock;
 mod served;
 mod snapshot;
@@ -21,6 +22,7 @@ use tokio::task::JoinHandle;
 use crate::cluster::Cluster;
 use crate::protocol::{self, Description, LoadReport};
 
+pub(crate) use breaker::Fault;
 pub use clock::Limits;
 pub use served::Served;
 pub use snapshot::Snapshot;
@@ -150,6 +152,22 @@ impl Pool {
         }
     }
 
+    /// May a request go to this Worker? `Some(true)`: as the one trial of it, which its lease is to be told.
+    pub(crate) fn admit(&self, worker: &Worker) -> Option<bool> {
+        let admitted = worker.admit();
+        if admitted == Some(true) {
+            self.publish();
+        }
+        admitted
+    }
+    /// A request that was sent to this Worker at `sent` failed there, and was served elsewhere.
+    pub(crate) fn failed(&self, worker: &Worker, sent: Instant, fault: Fault) {
+        if worker.failed(sent, fault) {
+            tracing::warn!(worker = %worker.target().actor, "a worker fails requests that others serve; it gets a rest");
+            self.publish();
+        }
+    }
+
     fn reached(&self, worker: &Worker) {
         if worker.set_reachable(true) {
             self.publish();
@@ -195,6 +213,7 @@ impl Pool {
 
     fn publish(&self) {
         let mut entries = self.entries.lock();
+        entries.iter().flat_map(|entries| &entries.workers).for_each(|entry| entry.worker.show());
         let groups = entries.iter().map(Entries::group).collect();
         let snapshot = Snapshot::new(groups, &self.served);
         for (entries, group) in entries.iter_mut().zip(snapshot.groups()) {
@@ -241,14 +260,14 @@ async fn tick(pool: std::sync::Weak<Pool>) {
         let now = Instant::now();
         let slept = now.duration_since(last) > OVERSLEPT;
         last = now;
-        let mut fallen = false;
+        let mut wrong = false;
         for worker in pool.snapshot().all() {
             if worker.tick(now, slept) {
                 tracing::warn!(worker = %worker.target().actor, "a worker has stopped to report; its requests go elsewhere");
-                fallen = true;
             }
+            wrong |= worker.is_shown_wrong();
         }
-        if fallen {
+        if wrong {
             pool.publish();
         }
     }

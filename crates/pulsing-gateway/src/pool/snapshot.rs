@@ -97,7 +97,10 @@ impl Group {
             group,
             model: model.map(str::to_owned),
             ready: fitting().filter(|worker| worker.state() == State::Ready).cloned().collect(),
-            spare: fitting().filter(|worker| worker.state() == State::Stuck).cloned().collect(),
+            spare: fitting()
+                .filter(|worker| matches!(worker.state(), State::Stuck | State::Tripped))
+                .cloned()
+                .collect(),
         }
     }
 }
@@ -136,7 +139,7 @@ impl Snapshot {
     pub fn ready_for(&self, model: &str) -> Option<Arc<[Arc<Worker>]>> {
         self.routes.get(model).map(|route| Arc::clone(&route.ready))
     }
-    /// Workers for `model` that answer but do not get on, for when nobody is ready.
+    /// Workers for `model` that do not get on, or rest, for when nobody is ready.
     pub fn spare_for(&self, model: &str) -> Arc<[Arc<Worker>]> {
         self.routes.get(model).map_or_else(Arc::default, |route| Arc::clone(&route.spare))
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -13,6 +13,7 @@ use crate::api::Api;
 use crate::engine::Endpoint;
 use crate::protocol::{self, LoadReport};
 
+use super::breaker::{Breaker, Fault};
 use super::clock::{Clocks, Grant, Limits};
 
 /// The next Worker's number.
@@ -35,13 +36,15 @@ pub enum State {
     Silent,
     /// It reports, but its engine does nothing for the requests it has.
     Stuck,
+    /// It failed several requests in a row that others served, and rests for a moment.
+    Tripped,
     /// Speaks no version of the protocol that we do.
     Incompatible,
 }
 
 impl State {
     /// Every state, as counted in metrics.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Ready,
         Self::Loading,
         Self::Draining,
@@ -49,6 +52,7 @@ impl State {
         Self::Unreachable,
         Self::Silent,
         Self::Stuck,
+        Self::Tripped,
         Self::Incompatible,
     ];
 
@@ -62,6 +66,7 @@ impl State {
             Self::Unreachable => "unreachable",
             Self::Silent => "silent",
             Self::Stuck => "stuck",
+            Self::Tripped => "tripped",
             Self::Incompatible => "incompatible",
         }
     }
@@ -111,6 +116,9 @@ pub struct Worker {
     /// The engine was not reached by this Router yet, or the last attempt failed. Its EngineWorker's word is not enough.
     doubted: AtomicBool,
     clocks: Clocks,
+    breaker: Breaker,
+    /// Its state in the snapshot that everybody sees.
+    shown: AtomicU8,
     /// Tells its cache from all others.
     cache: AtomicU32,
     facts: ArcSwap<Facts>,
@@ -143,6 +151,8 @@ impl Worker {
             wants_key: AtomicBool::new(true),
             doubted: AtomicBool::new(true),
             clocks: Clocks::new(limits),
+            breaker: Breaker::new(),
+            shown: AtomicU8::new(u8::MAX),
             cache: AtomicU32::new(NEXT.fetch_add(1, Ordering::Relaxed)),
             facts: ArcSwap::default(),
             // Until it answers the load subscription: who cannot be reached for that cannot serve, and a Worker of unknown
@@ -213,6 +223,7 @@ impl Worker {
             State::Ready if !self.reachable.load(Ordering::Acquire) => State::Unreachable,
             State::Ready if self.clocks.is_silent() => State::Silent,
             State::Ready if self.clocks.is_stuck() => State::Stuck,
+            State::Ready if self.breaker.is_open() => State::Tripped,
             state => state,
         }
     }
@@ -270,6 +281,7 @@ impl Worker {
         if State::parse(&report.state) != State::Ready {
             // Whatever serves here next starts clean.
             self.clocks.forget();
+            self.breaker.reset();
         }
         let judged = self.clocks.heard(&report, Instant::now());
         self.reports.fetch_add(1, Ordering::AcqRel);
@@ -293,12 +305,29 @@ impl Worker {
         });
         reached || judged || changed
     }
-    /// Looks at the clock; `slept` if this Router itself was not running. True if the Worker has fallen silent.
+    /// Looks at the clocks; `slept` if this Router itself was not running. True if the Worker has fallen silent.
     pub(super) fn tick(&self, now: Instant, slept: bool) -> bool {
         if slept {
             self.clocks.excuse(now);
         }
+        self.breaker.tick(now);
         self.clocks.tick(now)
+    }
+    /// Its state is about to be seen by all.
+    pub(super) fn show(&self) {
+        self.shown.store(self.state() as u8, Ordering::Release);
+    }
+    /// Its state is not what all see.
+    pub(super) fn is_shown_wrong(&self) -> bool {
+        self.shown.load(Ordering::Acquire) != self.state() as u8
+    }
+    /// May a request go there? `Some(true)`: as the trial by which a tripped Worker is used again.
+    pub(super) fn admit(&self) -> Option<bool> {
+        self.breaker.admit()
+    }
+    /// A request sent at `sent` failed here, and was served elsewhere. True if the Worker is given a rest.
+    pub(super) fn failed(&self, sent: Instant, fault: Fault) -> bool {
+        self.breaker.failed(sent, fault, Instant::now())
     }
     /// True if that is news.
     pub(super) fn set_reachable(&self, reachable: bool) -> bool {
@@ -392,7 +421,7 @@ impl Worker {
         let report = self.reports.load(Ordering::Acquire);
         self.unreported.fetch_add(1, Ordering::AcqRel);
         let grant = self.clocks.grant(bytes, waited);
-        Lease { worker: Arc::clone(self), report, bytes, begun: Instant::now(), unanswered: Some(grant) }
+        Lease { worker: Arc::clone(self), report, bytes, begun: Instant::now(), unanswered: Some(grant), trial: false }
     }
 }
 
@@ -411,6 +440,8 @@ pub struct Lease {
     begun: Instant,
     /// What the Worker was granted for it, until its first token.
     unanswered: Option<Grant>,
+    /// See [`Worker::admit`].
+    trial: bool,
 }
 
 impl Lease {
@@ -423,7 +454,13 @@ impl Lease {
         if let Some(grant) = self.unanswered.take() {
             self.worker.clocks.release(grant);
             self.worker.clocks.learn(self.bytes, self.begun.elapsed());
+            self.worker.breaker.answered();
+            self.trial = false;
         }
+    }
+    /// The Worker's only request, until it is answered.
+    pub(crate) fn tries(&mut self) {
+        self.trial = true;
     }
     /// Since when the Worker has it.
     pub(crate) fn begun(&self) -> Instant {
@@ -435,6 +472,9 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(grant) = self.unanswered.take() {
             self.worker.clocks.release(grant);
+        }
+        if self.trial {
+            self.worker.breaker.untried();
         }
         self.worker.in_flight.fetch_sub(1, Ordering::AcqRel);
         if self.worker.reports.load(Ordering::Acquire) == self.report {

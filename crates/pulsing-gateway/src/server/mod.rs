@@ -27,7 +27,7 @@ use self::tls::Tls;
 use crate::admit::{Door, Gate};
 use crate::cluster::Cluster;
 use crate::config::{GatewayConfig, GatewayError};
-use crate::dispatch::Placement;
+use crate::dispatch::{Blame, Placement};
 use crate::explain::Decisions;
 use crate::metrics::Metrics;
 use crate::policy::{Policy, tend};
@@ -118,6 +118,7 @@ impl Gateway {
             config,
             metrics: Metrics::default(),
             decisions: Decisions::default(),
+            blame: Blame::default(),
         });
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let gate = Arc::new(Gate::new(
