@@ -38,7 +38,10 @@ class Bridge:
         """A number that no other event source of this bridge has."""
 
     def drain(self) -> list[tuple[Any, ...]]:
-        """Everything that has arrived, oldest first."""
+        """Everything that has arrived, oldest first. A turn begins, to be ended with `flush`."""
+
+    def flush(self) -> None:
+        """Sends what was held back in this turn of the loop."""
 
     def close(self) -> None:
         """The loop is gone: what arrives from now on is dropped, and calls are answered that their actor stopped."""

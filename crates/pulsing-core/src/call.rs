@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::error::Error;
 use crate::fault;
 use crate::id::ActorId;
+use crate::net::loan::Reader;
 use crate::payload::Payload;
 use crate::stream::{Credit, ItemStream, StreamSink};
 
@@ -96,6 +97,10 @@ pub trait ReplySink: Send + Sync + 'static {
     fn event(&self, event: ReplyEvent);
     /// A tell has a place in its actor's mailbox. Comes once, before the end.
     fn accepted(&self) {}
+    /// The event loop that the events go to, if it can read for the network.
+    fn reader(&self) -> Option<Arc<dyn Reader>> {
+        None
+    }
 }
 
 /// The caller's control over a call that is out.

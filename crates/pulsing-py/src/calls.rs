@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pulsing_core::net::loan::Reader;
 use pulsing_core::{ReplyEvent, ReplySink};
 use pyo3::prelude::*;
 
@@ -19,6 +20,9 @@ pub(crate) struct QueueSink {
 impl ReplySink for QueueSink {
     fn event(&self, event: ReplyEvent) {
         self.queue.push(Event::Reply(self.token, event));
+    }
+    fn reader(&self) -> Option<Arc<dyn Reader>> {
+        self.queue.reader()
     }
 }
 

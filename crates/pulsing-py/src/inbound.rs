@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use pulsing_core::net::loan::Reader;
 use pulsing_core::{
     ActorId, AppError, Call, Codec, Credit, Displaced, Ending, Endpoint, Error, Mode, Payload, Responder, StreamSink,
 };
@@ -39,6 +40,9 @@ impl Endpoint for QueueEndpoint {
     }
     fn end(&self, ending: Ending) {
         self.queue.push(Event::Ending { key: self.key, ending });
+    }
+    fn reader(&self) -> Option<Arc<dyn Reader>> {
+        self.queue.reader()
     }
 }
 

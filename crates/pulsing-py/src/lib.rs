@@ -20,6 +20,7 @@ mod payload;
 mod queue;
 mod runtime;
 mod serving;
+mod sockets;
 mod system;
 mod testing;
 mod watching;

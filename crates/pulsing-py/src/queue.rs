@@ -5,9 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use pulsing_core::net::direct::Keeper;
+use pulsing_core::net::loan::{Lent, Reader};
 use pulsing_core::{Call, ReplyEvent};
 use pyo3::prelude::*;
 use tokio::sync::Notify;
+
+use crate::sockets::Sockets;
 
 /// Builds the Python result of a finished operation; runs in `drain`, on the loop's thread.
 pub(crate) type Build = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
@@ -53,6 +57,8 @@ pub(crate) struct Queue {
     /// True from the first push after a drain on: only that push pays for a wake-up.
     armed: AtomicBool,
     wake: Wake,
+    /// What the loop waits for in place of `wake` alone, where it can wait for sockets too.
+    sockets: Option<Sockets>,
     /// What a test's clock waits for besides the descriptor.
     clock: Option<Arc<Notify>>,
     next_token: AtomicU64,
@@ -68,10 +74,14 @@ impl Queue {
     /// An empty queue; `force_pipe` takes the portable wake descriptor even where there is a better one. `clock` is woken
     /// with the loop.
     pub(crate) fn new(force_pipe: bool, clock: Option<Arc<Notify>>) -> std::io::Result<Self> {
+        let wake = Wake::new(force_pipe)?;
+        // A test's network has no sockets.
+        let sockets = if force_pipe || clock.is_some() { None } else { Sockets::new(&wake.read)? };
         Ok(Self {
             state: Mutex::default(),
             armed: AtomicBool::new(false),
-            wake: Wake::new(force_pipe)?,
+            wake,
+            sockets,
             clock,
             next_token: AtomicU64::new(1),
         })
@@ -102,12 +112,24 @@ impl Queue {
             }
         }
     }
-    /// Everything pushed so far.
+    /// Everything pushed so far, and what is there to be read. For the loop's thread.
     pub(crate) fn take(&self) -> Vec<Event> {
-        self.wake.clear();
+        // What is read here wakes nobody: we are awake.
+        let woken = self.armed.swap(true, Ordering::AcqRel);
+        if let Some(sockets) = &self.sockets {
+            sockets.read();
+        }
+        // Whoever armed the queue may be slow to fire: what comes late is found by a turn that has nothing else.
+        if woken || self.state.lock().events.is_empty() {
+            self.wake.clear();
+        }
         // Before the events are taken: a push that comes later either is in what we take, or wakes us again.
         self.armed.store(false, Ordering::Release);
         std::mem::take(&mut self.state.lock().events)
+    }
+    /// The queue as one that reads for the network, if it can.
+    pub(crate) fn reader(self: &Arc<Self>) -> Option<Arc<dyn Reader>> {
+        self.sockets.is_some().then(|| Arc::clone(self) as Arc<dyn Reader>)
     }
     /// The loop is gone: nothing is delivered any more.
     pub(crate) fn close(&self) {
@@ -119,14 +141,36 @@ impl Queue {
         for event in events {
             event.end();
         }
+        if let Some(sockets) = &self.sockets {
+            sockets.close();
+        }
     }
     /// Whether the loop is gone.
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().closed
     }
-    /// The descriptor that becomes readable when events wait.
+    /// The descriptor that becomes readable when events wait, or something is there to be read.
     pub(crate) fn fileno(&self) -> RawFd {
-        self.wake.read.as_raw_fd()
+        self.sockets.as_ref().map_or_else(|| self.wake.read.as_raw_fd(), Sockets::fileno)
+    }
+}
+
+impl Keeper for Queue {
+    fn come_back(&self) {
+        self.poke();
+    }
+}
+
+impl Reader for Queue {
+    fn lend(&self, lane: &Arc<Lent>) -> bool {
+        // Under the lock: a queue that is closed gets none any more.
+        let state = self.state.lock();
+        !state.closed && self.sockets.as_ref().is_some_and(|sockets| sockets.lend(lane))
+    }
+    fn take_back(&self, lane: &Arc<Lent>) {
+        if let Some(sockets) = &self.sockets {
+            sockets.take_back(lane);
+        }
     }
 }
 

@@ -106,14 +106,18 @@ class LoopBridge:
 
     def _drain(self) -> None:
         handlers = self.handlers
-        for event in self.core.drain():
-            handler = handlers.get(event[1])
-            if handler is None:
-                continue
-            try:
-                handler(event)
-            except Exception:  # noqa: BLE001 - one bad event must not cost the loop the others
-                _log.exception("internal error while delivering event %r", event[:2])
+        core = self.core
+        try:
+            for event in core.drain():
+                handler = handlers.get(event[1])
+                if handler is None:
+                    continue
+                try:
+                    handler(event)
+                except Exception:  # noqa: BLE001 - one bad event must not cost the loop the others
+                    _log.exception("internal error while delivering event %r", event[:2])
+        finally:
+            core.flush()
 
     def _watch_loop_end(self) -> None:
         # A loop has no hook for its end, but `asyncio.run` closes the asynchronous generators that began in it, ours

@@ -10,8 +10,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
 use super::handshake::{self, Lane, Met, Trust};
+use super::inbound::Inlet;
 use super::lane::Outlet;
 use super::link::LinkConfig;
+use super::socket;
 use super::tls;
 use super::transport::Stream;
 use crate::cluster::Identity;
@@ -83,16 +85,19 @@ impl Conn {
         }
     }
 
-    /// Splits for a reader task and the writing side of the lane of small frames.
-    pub fn lane(self) -> (Reading, Outlet) {
+    /// Splits for the two sides of the lane of small frames.
+    ///
+    /// # Errors
+    /// The system's, such as that no descriptor is left.
+    pub fn lane(self) -> std::io::Result<(Inlet<Reading>, Outlet)> {
         match self {
             Self::Plain(Stream::Tcp(stream)) => {
-                let (reading, writing) = stream.into_split();
-                (Box::new(reading), Outlet::Socket(writing))
+                let (reading, writing) = socket::split(stream)?;
+                Ok((Inlet::Socket(reading), Outlet::Socket(writing)))
             }
             other => {
                 let (reading, writing) = other.halves();
-                (reading, Outlet::Stream(writing))
+                Ok((Inlet::Stream(reading), Outlet::Stream(writing)))
             }
         }
     }

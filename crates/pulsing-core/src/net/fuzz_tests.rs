@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 
 use super::handshake::{self, Credentials, Lane, Trust};
-use super::inbound::{Inbound, Reading, Role};
+use super::inbound::{Inbound, Inlet, Reading, Role};
 use super::secret::Secret;
 use super::wire::{
     AcceptedHeader, CallHeader, CreditHeader, DigestHeader, ErrorHeader, FRAME_PREFIX, RefHeader, ReplyHeader,
@@ -97,7 +97,7 @@ fn frames_of_both_lanes() {
         let (one, other) = input.split_at(input.len() / 2);
         for (small, bulk) in [(input, &b""[..]), (b"", input), (one, other)] {
             let reading = Reading { metrics: Arc::default(), role: Arc::clone(&reading.role), ..reading };
-            let (small, bulk) = reading.lanes(small, bulk);
+            let (small, bulk) = reading.lanes(Inlet::Stream(small), bulk);
             let both = async { tokio::time::timeout(HANG, async { tokio::join!(small, bulk) }).await };
             let _ = runtime.block_on(both).expect("it hangs");
         }

@@ -1,26 +1,32 @@
 //! The sending side of the lane of small frames: a queue, the task that writes it out, and the short way past both.
 //!
-//! A thread that has leave ([`direct::allow`]) writes its frame to the socket itself when the task sleeps with nothing to do:
-//! a call that is alone is spared the way across threads. In all other cases frames queue, and the task writes many of them
-//! at a time. Whoever writes does so under the lock of the queue or with the queue behind it, so that frames leave in the
-//! order they came. Nobody waits for the socket but the task.
+//! A thread of an event loop writes its frames to the socket itself while the task sleeps with nothing to do, one at once or
+//! several together ([`direct`]): they are spared the way across threads. In all other cases frames queue, and the task
+//! writes many of them at a time. Whoever writes does so under the lock of the queue or with the queue behind it, so that
+//! frames leave in the order they came. Nobody waits for the socket but the task, and the task waits for no loop: what one
+//! has held back for a whole [`TICK`] it writes itself.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::OwnedWriteHalf;
 
 use super::conn::Writing;
-use super::direct;
+use super::direct::{self, BATCH, Way};
 use super::outbox::SMALL;
+use super::socket::SendHalf;
 use crate::observe::Metrics;
 use crate::payload::Payload;
 
 /// Room for so many queued frames is kept between bursts.
 const KEPT: usize = 256;
+/// How often a task looks after what a loop does in its place: at what it holds back, at what it does not read.
+pub(super) const TICK: Duration = Duration::from_millis(2);
+/// After so many ticks without anything to look after it does so no more.
+pub(super) const QUIET: u32 = 5;
 
 /// One frame, encoded but for its body.
 pub struct Frame {
@@ -54,7 +60,7 @@ impl Frame {
 /// Where the frames of a lane go.
 pub enum Outlet {
     /// A socket of the operating system, which takes what it can at once from any thread.
-    Socket(OwnedWriteHalf),
+    Socket(SendHalf),
     /// What only a task can write to.
     Stream(Writing),
 }
@@ -68,11 +74,17 @@ pub struct Receiver(Arc<Mutex<Queue>>);
 #[derive(Default)]
 struct Queue {
     frames: Vec<Frame>,
-    /// Set while the task has nothing to do and nothing is queued.
+    /// Set while the task has nothing to do: nothing is queued but what a loop's thread holds back.
     idle: Option<Waker>,
+    /// Whether the frames are held back.
+    held: bool,
+    /// How often frames were held back.
+    holds: u64,
+    /// Whether the task looks after that.
+    tended: bool,
     /// What an idle task leaves to others.
-    socket: Option<Arc<OwnedWriteHalf>>,
-    /// Memory for a frame on its way past the queue.
+    socket: Option<Arc<SendHalf>>,
+    /// Memory for frames on their way past the task.
     scratch: BytesMut,
     metrics: Option<Arc<Metrics>>,
     /// Nothing comes any more.
@@ -96,15 +108,40 @@ impl Sender {
             drop(queue);
             return;
         }
-        if queue.idle.is_some() && queue.socket.is_some() && direct::take(frame.len()) {
-            match queue.write(frame) {
-                None => return,
-                Some(rest) => queue.frames.push(rest),
+        let way = if queue.idle.is_some() && queue.socket.is_some() { direct::way(frame.len()) } else { Way::Task };
+        queue.frames.push(frame);
+        let left = match way {
+            Way::Now if !queue.held => queue.write_queued(),
+            Way::Now | Way::Soon if queue.frames.len() >= BATCH => queue.write_queued(),
+            Way::Now | Way::Soon if queue.held => false,
+            Way::Now | Way::Soon => {
+                queue.held = true;
+                queue.holds += 1;
+                if !std::mem::replace(&mut queue.tended, true)
+                    && let Some(task) = &queue.idle
+                {
+                    task.wake_by_ref();
+                }
+                drop(queue);
+                direct::hold(Arc::clone(&self.0) as Arc<dyn direct::Held>);
+                return;
             }
-        } else {
-            queue.frames.push(frame);
+            Way::Task => true,
+        };
+        if left && let Some(task) = queue.idle.take() {
+            drop(queue);
+            task.wake();
         }
-        if let Some(task) = queue.idle.take() {
+    }
+}
+
+impl direct::Held for Mutex<Queue> {
+    fn release(&self) {
+        let mut queue = self.lock();
+        if queue.held
+            && queue.write_queued()
+            && let Some(task) = queue.idle.take()
+        {
             drop(queue);
             task.wake();
         }
@@ -124,38 +161,86 @@ impl Drop for Sender {
     }
 }
 
+/// What the task has to do.
+enum Work {
+    /// Frames to write.
+    Write,
+    /// Frames that are held back, to look after.
+    Tend,
+    /// Nothing any more.
+    End,
+}
+
 impl Queue {
-    /// Writes a frame past the empty queue; what the socket did not take is handed back.
-    fn write(&mut self, frame: Frame) -> Option<Frame> {
-        let Some(socket) = &self.socket else { return Some(frame) };
+    /// Writes what is queued past the idle task. True: the socket did not take everything, and the rest is the task's.
+    fn write_queued(&mut self) -> bool {
+        self.held = false;
+        let Some(socket) = &self.socket else { return true };
         self.scratch.clear();
-        frame.write_to(&mut self.scratch);
+        for frame in self.frames.drain(..) {
+            frame.write_to(&mut self.scratch);
+        }
         // An error, too, is for the task: it ends the link.
         let taken = socket.try_write(&self.scratch).unwrap_or(0);
         if let Some(metrics) = &self.metrics {
             metrics.bytes_out.add(taken as u64);
         }
-        match taken {
-            0 => Some(frame),
-            n if n == self.scratch.len() => None,
-            n => Some(Frame::bare(Bytes::copy_from_slice(&self.scratch[n..]))),
+        let left = taken < self.scratch.len();
+        if left {
+            self.frames.push(Frame::bare(Bytes::copy_from_slice(&self.scratch[taken..])));
         }
+        left
     }
 
-    fn poll_take(&mut self, cx: &mut Context<'_>, batch: &mut Vec<Frame>) -> Poll<bool> {
-        if !self.frames.is_empty() {
-            self.idle = None;
-            std::mem::swap(&mut self.frames, batch);
-            return Poll::Ready(true);
+    fn poll_work(&mut self, cx: &mut Context<'_>, batch: &mut Vec<Frame>, tending: bool) -> Poll<Work> {
+        if !self.frames.is_empty() && !self.held {
+            self.take(batch);
+            return Poll::Ready(Work::Write);
         }
         if self.closed {
-            return Poll::Ready(false);
+            if self.frames.is_empty() {
+                return Poll::Ready(Work::End);
+            }
+            self.take(batch);
+            return Poll::Ready(Work::Write);
         }
         match &mut self.idle {
             Some(task) => task.clone_from(cx.waker()),
             idle => *idle = Some(cx.waker().clone()),
         }
-        Poll::Pending
+        if self.tended && !tending { Poll::Ready(Work::Tend) } else { Poll::Pending }
+    }
+
+    fn take(&mut self, batch: &mut Vec<Frame>) {
+        self.idle = None;
+        self.held = false;
+        std::mem::swap(&mut self.frames, batch);
+    }
+}
+
+/// How the task looks after what loops hold back.
+#[derive(Default)]
+struct Tending {
+    holds: u64,
+    quiet: u32,
+}
+
+impl Tending {
+    /// A tick has passed. True: frames were held back all the time, and are the task's.
+    fn tick(&mut self, queue: &mut Queue, batch: &mut Vec<Frame>) -> bool {
+        if queue.holds != self.holds {
+            *self = Self { holds: queue.holds, quiet: 0 };
+            return false;
+        }
+        if queue.held {
+            queue.take(batch);
+            return true;
+        }
+        self.quiet += 1;
+        if self.quiet >= QUIET {
+            queue.tended = false;
+        }
+        false
     }
 }
 
@@ -183,7 +268,35 @@ impl Receiver {
         };
         let mut batch = Vec::new();
         let mut out = BytesMut::with_capacity(SMALL);
-        while std::future::poll_fn(|cx| ended.0.lock().poll_take(cx, &mut batch)).await {
+        let mut tending: Option<Tending> = None;
+        loop {
+            let is_tending = tending.is_some();
+            let work = std::future::poll_fn(|cx| ended.0.lock().poll_work(cx, &mut batch, is_tending));
+            let work = match &mut tending {
+                None => work.await,
+                Some(tended) => match tokio::time::timeout(TICK, work).await {
+                    Ok(work) => work,
+                    Err(_) => {
+                        let mut queue = ended.0.lock();
+                        if !tended.tick(&mut queue, &mut batch) {
+                            if !queue.tended {
+                                tending = None;
+                            }
+                            continue;
+                        }
+                        Work::Write
+                    }
+                },
+            };
+            match work {
+                Work::Write => {}
+                Work::Tend => {
+                    let holds = ended.0.lock().holds;
+                    tending = Some(Tending { holds, quiet: 0 });
+                    continue;
+                }
+                Work::End => break,
+            }
             for frame in batch.drain(..) {
                 frame.write_to(&mut out);
                 drop(frame);
@@ -217,7 +330,7 @@ impl Drop for Ended {
 }
 
 enum Writer {
-    Socket(Arc<OwnedWriteHalf>),
+    Socket(Arc<SendHalf>),
     Stream(Writing),
 }
 
@@ -226,11 +339,9 @@ impl Writer {
         match self {
             Self::Socket(socket) => {
                 while !data.is_empty() {
-                    match socket.try_write(data) {
-                        Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-                        Ok(n) => data = &data[n..],
-                        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => socket.writable().await?,
-                        Err(e) => return Err(e),
+                    match socket.write(data).await? {
+                        0 => return Err(std::io::ErrorKind::WriteZero.into()),
+                        n => data = &data[n..],
                     }
                 }
                 // A socket that takes everything must not keep its thread; only a stream counts what it is asked.
@@ -260,13 +371,15 @@ async fn flush(writer: &mut Writer, out: &mut BytesMut, metrics: &Metrics) -> st
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Instant;
 
     use tokio::io::AsyncReadExt;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::task::JoinHandle;
 
     use super::*;
+    use crate::net::socket;
 
     struct Wire {
         sender: Sender,
@@ -280,7 +393,7 @@ mod tests {
         let (ours, peer) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async {
             listener.accept().await.unwrap().0
         });
-        let (_, writing) = ours.unwrap().into_split();
+        let (_, writing) = socket::split(ours.unwrap()).unwrap();
         let (sender, receiver) = lane();
         let metrics = Arc::new(Metrics::default());
         let task = tokio::spawn(receiver.write_to(Outlet::Socket(writing), Arc::clone(&metrics)));
@@ -309,35 +422,86 @@ mod tests {
         Frame::bare(head.into())
     }
 
+    /// Counts how often a loop is called back.
+    #[derive(Default)]
+    struct Loop(AtomicU32);
+
+    impl direct::Keeper for Loop {
+        fn come_back(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn turn(frames: u32) -> Arc<Loop> {
+        let counted = Arc::new(Loop::default());
+        direct::begin(&(Arc::clone(&counted) as Arc<dyn direct::Keeper>), frames);
+        counted
+    }
+
+    fn queued(sender: &Sender) -> usize {
+        sender.0.lock().frames.len()
+    }
+
     #[tokio::test]
-    async fn a_thread_with_leave_writes_by_itself_and_no_more_often_than_it_may() {
+    async fn a_loop_writes_its_first_frame_at_once_and_the_rest_of_a_turn_together() {
         // The runtime has this one thread: while it waits below, no task runs.
         let mut wire = wire().await;
-        let queued = |sender: &Sender| sender.0.lock().frames.len();
-        let (first, second) = wire.in_thread(|sender| {
-            direct::allow(1);
-            sender.send(frame(1, 0));
-            let first = queued(sender);
-            sender.send(frame(2, 0));
-            (first, queued(sender))
-        });
-        assert_eq!((first, second), (0, 1));
-        assert_eq!(wire.metrics.bytes_out.get(), 4);
-        wire.idle().await;
         wire.in_thread(|sender| {
-            direct::allow(1);
-            sender.send(frame(3, 9000));
-            assert_eq!(queued(sender), 1, "a long frame is for the task");
+            let called = turn(1);
+            sender.send(frame(1, 0));
+            assert_eq!((queued(sender), wire.metrics.bytes_out.get()), (0, 4));
+            sender.send(frame(2, 0));
+            sender.send(frame(3, 0));
+            assert_eq!((queued(sender), wire.metrics.bytes_out.get()), (2, 4));
+            direct::flush();
+            assert_eq!((queued(sender), wire.metrics.bytes_out.get()), (0, 12));
+            assert_eq!(called.0.load(Ordering::Relaxed), 0, "a turn that goes on needs no call");
+            // Outside of a turn the loop is to come back, once for all that it holds.
             sender.send(frame(4, 0));
+            sender.send(frame(5, 0));
+            assert_eq!((queued(sender), called.0.load(Ordering::Relaxed)), (2, 1));
+            for number in 6..4 + BATCH as u32 {
+                sender.send(frame(number, 0));
+            }
+            assert_eq!(queued(sender), 0, "a batch goes out without waiting for the turn's end");
+        });
+        let sent = 3 + BATCH as u32;
+        wire.in_thread(|sender| {
+            turn(1);
+            sender.send(frame(sent + 1, 9000));
+            assert_eq!(queued(sender), 1, "a long frame is for the task");
+            sender.send(frame(sent + 2, 0));
             assert_eq!(queued(sender), 2, "and nothing overtakes it");
         });
         drop(wire.sender);
         let mut got = Vec::new();
         wire.peer.read_to_end(&mut got).await.unwrap();
-        assert_eq!(got.len(), 4 * 4 + 9000);
-        assert_eq!([&got[..4], &got[4..8], &got[8..12]], [[0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 3]]);
+        assert_eq!(got.len() as u32, 4 * (sent + 2) + 9000);
+        let numbers = got.chunks(4).take(sent as usize + 1).map(|raw| u32::from_be_bytes(raw.try_into().unwrap()));
+        assert!(numbers.eq(1..=sent + 1));
         assert_eq!(wire.metrics.bytes_out.get(), got.len() as u64);
         wire.task.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn test_r1_what_a_loop_holds_and_does_not_come_back_for_is_sent_all_the_same() {
+        let mut wire = wire().await;
+        for round in 0..3 {
+            // The thread is gone, or its loop stands still: nobody flushes.
+            wire.in_thread(|sender| {
+                turn(0);
+                sender.send(frame(round, 0));
+            });
+            let arrived = tokio::time::timeout(Duration::from_secs(10), wire.peer.read_u32()).await;
+            assert_eq!(arrived.expect("held for ever").unwrap(), round);
+            wire.idle().await;
+        }
+        // Nor is a task kept busy looking after nothing.
+        let limit = Instant::now() + Duration::from_secs(10);
+        while wire.sender.0.lock().tended {
+            assert!(Instant::now() < limit, "the writer never came to rest");
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -348,10 +512,13 @@ mod tests {
             for number in 0..COUNT {
                 // Pauses let the writer come to rest, so that both ways are taken in turn; sizes stop short writes midway.
                 if number % 7 == 0 {
-                    direct::allow(number % 3);
+                    turn(number % 3);
                     std::thread::yield_now();
                 }
                 sender.send(frame(number, (number as usize * 37) % 5000));
+                if number % 11 == 0 {
+                    direct::flush();
+                }
             }
         });
         for number in 0..COUNT {
@@ -371,7 +538,7 @@ mod tests {
         // More than the buffers of both sockets take. A send that waited for the peer would wait for ever.
         let sender = std::thread::spawn(move || {
             for number in 0..COUNT {
-                direct::allow(1);
+                turn(1);
                 sender.send(frame(number, 8000));
             }
             sender
@@ -398,7 +565,7 @@ mod tests {
         assert!(wire.task.await.unwrap_err().is_cancelled());
         std::thread::scope(|s| {
             s.spawn(|| {
-                direct::allow(1);
+                turn(1);
                 wire.sender.send(frame(1, 0));
             });
         });

@@ -12,6 +12,7 @@ use tokio::task::AbortHandle;
 use super::conn::{self, DialError};
 use super::handshake::{Credentials, Lane};
 use super::inbound::{Inbound, Reading, Role, segments_of};
+use super::loan::{Audience, Reader};
 use super::outbox::{Key, Outbox};
 use super::outcall::{Outcall, Route};
 use super::tells::{PendingTell, TellQueue, Tells, Ticket};
@@ -59,6 +60,7 @@ pub struct Link {
     tasks: Mutex<Vec<AbortHandle>>,
     metrics: Arc<Metrics>,
     missing: Missing,
+    audience: Audience,
 }
 
 /// Told of an actor of which the peer says that it has none such.
@@ -110,6 +112,7 @@ impl Link {
             tasks: Mutex::default(),
             metrics: Arc::clone(&config.metrics),
             missing: Box::new(missing),
+            audience: Audience::default(),
         });
         let run = Arc::clone(&link);
         let task = tokio::spawn(async move {
@@ -128,6 +131,7 @@ impl Link {
     /// Sends a call; whatever becomes of it reaches `outcall`.
     pub fn call(self: &Arc<Self>, outcall: &Arc<Outcall>, actor: ActorId, payload: Payload, options: &CallOptions) {
         let message = self.message(actor, Mode::Ask, payload, options);
+        self.audience.note(outcall.reader());
         let (id, key) = (message.header.call, message.key);
         self.calls.lock().insert(id, Arc::clone(outcall));
         outcall.set_route(Route::Link(Arc::downgrade(self), id, key));
@@ -278,7 +282,13 @@ impl Link {
             });
             return LinkEnd::Refused;
         }
-        let (small_in, small_out) = small.lane();
+        let (small_in, small_out) = match small.lane() {
+            Ok(halves) => halves,
+            Err(e) => {
+                self.fail(&Error::ConnectionLost { addr: addr.to_string(), reason: e.to_string() });
+                return LinkEnd::Broken;
+            }
+        };
         let (bulk_in, bulk_out) = bulk.halves();
         let (outbox, queues) = Outbox::new();
         let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));
@@ -401,6 +411,10 @@ impl Role for Link {
         if let State::Open(outbox) = &*self.state.lock() {
             outbox.send_now(Kind::Arrived, &RefHeader { id: message });
         }
+    }
+
+    fn audience(&self) -> Option<Arc<dyn Reader>> {
+        self.audience.only()
     }
 }
 

@@ -21,6 +21,7 @@ mod landing;
 mod lane;
 pub(crate) mod link;
 pub(crate) mod listener;
+pub mod loan;
 #[cfg(feature = "testing")]
 pub mod memory;
 mod outbox;
@@ -30,6 +31,7 @@ mod reader;
 mod refusals;
 pub(crate) mod secret;
 pub(crate) mod session;
+mod socket;
 pub(crate) mod tells;
 pub mod tls;
 pub mod transport;

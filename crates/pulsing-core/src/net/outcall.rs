@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::deadline::{DeadlineKey, Deadlines};
 use super::link::Link;
+use super::loan::Reader;
 use super::outbox::Key;
 use crate::call::{CallControl, CallOptions, CancelSignal, ReplyEvent, ReplySink};
 use crate::error::Error;
@@ -131,6 +132,11 @@ impl Outcall {
     pub fn fail(&self, error: Error) {
         self.event(ReplyEvent::Error(error));
         self.cancel_callee();
+    }
+
+    /// The event loop that waits for it, if one does.
+    pub fn reader(&self) -> Option<Arc<dyn Reader>> {
+        self.sink.reader()
     }
 
     /// Whether nothing may follow any more.

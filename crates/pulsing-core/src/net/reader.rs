@@ -8,7 +8,7 @@ use super::wire::{FRAME_PREFIX, Kind, Prefix, decode_prefix};
 use crate::error::{Error, Result};
 
 /// What one read of a lane of small frames may bring, in bytes; longer bodies get memory of their own.
-const READ_CHUNK: usize = 64 << 10;
+pub const READ_CHUNK: usize = 64 << 10;
 /// The same of the bulk lane: enough for a frame's head. What is read ahead of a large body is copied to its place.
 const READ_HEAD: usize = 512;
 /// A block that has this much room left is read into, in bytes.
@@ -37,6 +37,28 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Reads many small frames at a time from `io`.
     pub fn new(io: R) -> Self {
         Self { io, buffer: BytesMut::with_capacity(READ_CHUNK), ahead: READ_CHUNK, read: 0 }
+    }
+    /// Goes on with `io`, of which `buffer` was read already.
+    pub fn with(io: R, buffer: BytesMut) -> Self {
+        Self { io, buffer, ahead: READ_CHUNK, read: 0 }
+    }
+    /// The connection, and what was read of it and not taken.
+    pub fn into_parts(self) -> (R, BytesMut) {
+        (self.io, self.buffer)
+    }
+    /// What was read and not taken.
+    pub fn buffer(&mut self) -> &mut BytesMut {
+        &mut self.buffer
+    }
+    /// Reads something more; false at a clean end.
+    ///
+    /// # Errors
+    /// `Protocol` at an end inside a frame.
+    pub async fn more(&mut self) -> Result<bool> {
+        if self.fill(FRAME_PREFIX).await? {
+            return Ok(true);
+        }
+        if self.buffer.is_empty() { Ok(false) } else { Err(cut()) }
     }
     /// Reads large bodies from `io`, straight to their places.
     pub fn bulk(io: R) -> Self {

@@ -14,6 +14,7 @@ use super::conn::Conn;
 use super::deadline::{DeadlineKey, Deadlines};
 use super::handshake::Lane;
 use super::inbound::{Inbound, Reading, Role, segments_of};
+use super::loan::{Audience, Reader};
 use super::outbox::{Key, Outbox};
 use super::tells::TELL_WINDOW;
 use super::wire::{AcceptedHeader, CallHeader, ErrorHeader, Kind, RefHeader, ReplyHeader};
@@ -33,8 +34,8 @@ const PAIRING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Takes calls off links.
 pub trait Deliver: Send + Sync + 'static {
-    /// Hands a call to its actor, or fails it.
-    fn deliver(&self, call: Call);
+    /// Hands a call to its actor, or fails it. Returns the event loop of an actor that has one.
+    fn deliver(&self, call: Call) -> Option<Arc<dyn Reader>>;
 }
 
 struct Inflight {
@@ -55,6 +56,7 @@ pub struct Session {
     deadlines: Arc<Deadlines>,
     metrics: Arc<Metrics>,
     max_message: u64,
+    audience: Audience,
 }
 
 /// Lanes that arrived and wait for the other lane of their link.
@@ -139,11 +141,18 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
         deadlines: config.deadlines,
         metrics: Arc::clone(&config.metrics),
         max_message: config.max_message,
+        audience: Audience::default(),
     });
     config.closing.open.fetch_add(1, Ordering::AcqRel);
     let mut closing = config.closing.closing.subscribe();
     let guard = CloseOnDrop(Arc::clone(&session), config.closing);
-    let (small_in, small_out) = small.lane();
+    let (small_in, small_out) = match small.lane() {
+        Ok(halves) => halves,
+        Err(error) => {
+            tracing::warn!(peer = %session.peer.addr, %error, "a link from a peer cannot be served");
+            return;
+        }
+    };
     let (bulk_in, bulk_out) = bulk.halves();
     let (write_small, write_bulk) = queues.writers(small_out, bulk_out, Arc::clone(&config.metrics));
     let role: Arc<dyn Role> = Arc::clone(&session) as Arc<dyn Role>;
@@ -227,7 +236,7 @@ impl Session {
             responder: Responder::new(actor, sink, credit, cancel),
         };
         match self.deliver.upgrade() {
-            Some(node) => node.deliver(call),
+            Some(node) => self.audience.note(node.deliver(call)),
             None => call.responder.error(Error::ShutDown),
         }
         Ok(())
@@ -362,6 +371,10 @@ impl Role for Session {
         if let Some(outbox) = &*self.outbox.lock() {
             outbox.send_now(Kind::Arrived, &RefHeader { id: message });
         }
+    }
+
+    fn audience(&self) -> Option<Arc<dyn Reader>> {
+        self.audience.only()
     }
 }
 

@@ -1,9 +1,11 @@
 //! What the system delivers calls to.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::{Ending, Target};
 use crate::call::Call;
+use crate::net::loan::Reader;
 
 /// Takes the calls for one actor. Rust actors sit behind a mailbox task, Python actors behind their loop's queue.
 pub trait Endpoint: Send + Sync + 'static {
@@ -15,6 +17,10 @@ pub trait Endpoint: Send + Sync + 'static {
     /// The actor's name has gone to another claimant, and the actor is to stop: see [`ActorSpec::unique`]. Called once, after
     /// the name was withdrawn; must not block.
     fn displaced(&self, _loss: &Displaced) {}
+    /// The event loop that its calls go to, if it can read for the network.
+    fn reader(&self) -> Option<Arc<dyn Reader>> {
+        None
+    }
 }
 
 /// How an actor lost its name.

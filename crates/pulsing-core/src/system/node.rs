@@ -30,6 +30,7 @@ use crate::net::deadline::Deadlines;
 use crate::net::handshake::{Credentials, Trust};
 use crate::net::link::{Limits, Link, LinkConfig};
 use crate::net::listener::{self, ListenerConfig};
+use crate::net::loan::Reader;
 use crate::net::outcall::{Outcall, Route};
 use crate::net::pki;
 use crate::net::secret::Secret;
@@ -462,7 +463,7 @@ impl Inner {
         let sender = options.sender;
         let call = here(actor, Mode::Ask, payload, options, Responder::new(actor, outcall, credit, cancel));
         if let Some(call) = self.local_tells.ask(actor, sender, call) {
-            self.deliver(call);
+            drop(self.deliver(call));
         }
     }
 
@@ -481,7 +482,7 @@ impl Inner {
         let (sender, no_wait) = (options.sender, options.no_wait);
         let options = CallOptions { timeout: None, ..options };
         let call = here(actor, Mode::Tell, payload, options, responder);
-        let ticket = self.local_tells.tell(actor, sender, call, no_wait, |call| self.deliver(call))?;
+        let ticket = self.local_tells.tell(actor, sender, call, no_wait, |call| drop(self.deliver(call)))?;
         if let Some(error) = sink.full.lock().take() {
             return Err(error);
         }
@@ -524,14 +525,14 @@ impl ReplySink for LocalTell {
         } else if !self.done.swap(true, Ordering::AcqRel)
             && let Some(node) = self.node.upgrade()
         {
-            node.local_tells.ended(self.actor, |call| node.deliver(call));
+            node.local_tells.ended(self.actor, |call| drop(node.deliver(call)));
         }
     }
     fn accepted(&self) {
         if !self.done.swap(true, Ordering::AcqRel)
             && let Some(node) = self.node.upgrade()
         {
-            node.local_tells.granted(self.actor, 1, |call| node.deliver(call));
+            node.local_tells.granted(self.actor, 1, |call| drop(node.deliver(call)));
         }
     }
 }
@@ -539,18 +540,18 @@ impl ReplySink for LocalTell {
 impl TellQueue for Inner {
     fn withdraw(&self, actor: ActorId, ticket: &Arc<Ticket>) {
         self.local_tells.withdraw(actor, ticket);
-        self.local_tells.granted(actor, 0, |call| self.deliver(call));
+        self.local_tells.granted(actor, 0, |call| drop(self.deliver(call)));
     }
 }
 
 impl Deliver for Inner {
-    fn deliver(&self, call: Call) {
+    fn deliver(&self, call: Call) -> Option<Arc<dyn Reader>> {
         if call.target == NODE_ACTOR {
             match self.myself.upgrade() {
                 Some(node) => service::serve(&node, call),
                 None => call.responder.error(Error::ShutDown),
             }
-            return;
+            return None;
         }
         let actor = self.actors.read().by_id.get(&call.target).cloned();
         if let Some(actor) = actor {
@@ -559,10 +560,12 @@ impl Deliver for Inner {
             if let Err(panic) = fault::catch(|| actor.endpoint.deliver(call)) {
                 tracing::error!(actor = %id, panic = fault::words(&*panic), "an endpoint panicked over a call");
             }
+            actor.endpoint.reader()
         } else {
             self.metrics.dead_letters.inc();
             let error = Error::ActorNotFound { actor: call.target, node: self.id };
             call.responder.error(error);
+            None
         }
     }
 }
