@@ -538,6 +538,10 @@ impl Registry {
         }
         let held = self.by_name.entry(new.name.clone()).or_default();
         if let Err(place) = held.ids.binary_search(&(node, actor)) {
+            if held.ids.is_empty() {
+                // Most names have one instance, and a vector's first growth is to four.
+                held.ids.reserve_exact(1);
+            }
             held.ids.insert(place, (node, actor));
         }
         held.unique += usize::from(new.unique);
