@@ -15,12 +15,16 @@ CHAT = {"model": "alias", "messages": [{"role": "user", "content": "hi"}]}
 
 
 class Scripted(Worker):
-    """Answers by the last message: ``fail STATUS``, ``sleep SECONDS``, ``hang``, or an echo of it."""
+    """Answers by the last message: ``fail STATUS``, ``sleep SECONDS``, ``hang``, ``count WORDS GAP`` (0, 1, 2, ... with
+    GAP seconds between, from where the client is), or an echo of it."""
+
+    continues = "greedy"
 
     def __init__(self, model_name: str = "tiny", *, capacity: int = 8) -> None:
         super().__init__(model_name, capacity=capacity)
         self.requests: list[GenerateRequest] = []
         self.cancelled = 0
+        self.fingerprint = "scripted"
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
         self.requests.append(request)
@@ -34,6 +38,14 @@ class Scripted(Worker):
             if command == "hang":
                 yield Delta("begun")
                 await asyncio.Event().wait()
+            if command == "count":
+                words, gap = argument.split()
+                for number in range(len(request.continue_tokens), int(words)):
+                    yield Delta(f"{number} ", token_ids=(number,))
+                    await asyncio.sleep(float(gap))
+                counted = int(words) - len(request.continue_tokens)
+                yield Delta(finish_reason="stop", usage=Usage(1, counted))
+                return
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -190,10 +191,15 @@ class TestEnds:
         assert deltas[-1].usage.completion_tokens == 1
 
     def test_a_stop_string_is_cut_and_ends_the_engines_work(self, worker: TransformersWorker) -> None:
-        whole = text(run(worker, completion(temperature=1, seed=9, max_tokens=60, top_k=60)))
-        at = next(i for i in range(10, 50) if whole[i : i + 3].isprintable() and "\ufffd" not in whole[i : i + 3])
-        stop = whole[at : at + 3]
-        deltas = run(worker, completion(temperature=1, seed=9, max_tokens=60, top_k=60, stop=["zzzz", stop]))
+        def readable(whole: str) -> str | None:
+            pieces = (whole[i : i + 3] for i in range(10, 50))
+            return next((piece for piece in pieces if piece.isprintable() and "\ufffd" not in piece), None)
+
+        seeds = ({"temperature": 1, "seed": seed, "max_tokens": 60, "top_k": 60} for seed in range(50))
+        answers = ((fields, text(run(worker, completion(**fields)))) for fields in seeds)
+        fields, whole = next(one for one in answers if readable(one[1]))
+        stop = readable(whole)
+        deltas = run(worker, completion(**fields, stop=["zzzz", stop]))
         assert text(deltas) == whole[: whole.index(stop)]
         assert deltas[-1].finish_reason == "stop"
         assert deltas[-1].usage is not None
@@ -323,6 +329,57 @@ class TestContinuing:
         forced = {**fields, "logit_bias": {"65": 100}}
         answer = text(run(worker, completion(**forced)))
         assert text(run(worker, completion(**forced, continue_text=answer[:5]))) == answer[5:]
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"temperature": 0},
+            {"temperature": 0, "frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3},
+            {"temperature": 1, "seed": 9, "top_k": 60},
+            {"temperature": 1.2, "seed": 9, "top_p": 0.9, "frequency_penalty": 1.0},
+        ],
+    )
+    def test_s4_wherever_an_answer_is_cut_another_worker_goes_on_as_if_it_had_not_been(
+        self, worker: TransformersWorker, fields: dict[str, Any]
+    ) -> None:
+        fields = {**fields, "max_tokens": 24}
+        whole = run(worker, completion(**fields))
+        # Without stops, with one that is never met and holds text back, and with one that is met.
+        answer = text(whole)
+        for stop in ([], [answer[4] + "zzz", answer[9] + "zz"], [answer[11:13]]):
+            stopped = {**fields, "stop": stop} if stop else fields
+            expected = run(worker, completion(**stopped))
+            for cut in range(1, len(expected)):
+                had = expected[:cut]
+                ids = tuple(token for delta in had for token in delta.token_ids)
+                rest = run(worker, completion(**stopped, continue_text=text(had), continue_tokens=ids))
+                assert text(had) + text(rest) == answer[: len(text(expected))] == text(expected), (stop, cut)
+                assert rest[-1].finish_reason == expected[-1].finish_reason
+                counted = len(ids) + rest[-1].usage.completion_tokens
+                assert counted == expected[-1].usage.completion_tokens, (stop, cut)
+
+    def test_tokens_of_another_text_are_refused(self, worker: TransformersWorker) -> None:
+        with pytest.raises(RequestError, match="not those of the text"):
+            run(worker, completion(continue_text="x", continue_tokens=(1, 2)))
+
+    def test_s4_workers_that_answer_alike_have_one_fingerprint(
+        self, worker: TransformersWorker, folder: Path, tmp_path: Path
+    ) -> None:
+        def of(path: Path, **options: Any) -> str:
+            other = TransformersWorker(str(path), device="cpu", **options)
+            other.load()
+            asyncio.run(other.close())
+            return other.fingerprint
+
+        from transformers import AutoModelForCausalLM
+
+        trained = shutil.copytree(folder, tmp_path / "trained")
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        next(iter(model.parameters())).data.mul_(1.01)
+        model.save_pretrained(trained)
+        assert of(folder) == worker.fingerprint
+        others = [of(folder, dtype="bfloat16"), of(folder, max_model_len=100), of(trained)]
+        assert len({worker.fingerprint, *others}) == 4
 
     def test_nothing_left_to_do(self, worker: TransformersWorker) -> None:
         deltas = run(worker, completion(max_tokens=3, continue_tokens=(1, 2, 3)))

@@ -101,6 +101,7 @@ pub(crate) struct Metrics {
     cached_tokens: AtomicU64,
     pub(crate) disconnects: AtomicU64,
     pub(crate) broken_streams: AtomicU64,
+    pub(crate) resumed: AtomicU64,
     pub(crate) rejected: AtomicU64,
     pub(crate) picker_late: AtomicU64,
     pub(crate) picker_failed: AtomicU64,
@@ -178,6 +179,12 @@ impl Metrics {
             "counter",
             "Streams that ended with an error event.",
             self.broken_streams.load(Relaxed),
+        );
+        one(
+            "pulsing_router_resumed_streams_total",
+            "counter",
+            "Streams that went on, on another worker.",
+            self.resumed.load(Relaxed),
         );
         let mut labelled = |name: &str, kind: &str, help: &str, label: &str, values: &[(&str, u64)]| {
             family(&mut out, name, kind, help);

@@ -1,8 +1,10 @@
-"""From logits to the next token: Hugging Face's processors in their usual order, one generator a choice."""
+"""From logits to the next token: Hugging Face's processors in their usual order, and random numbers that depend on seed
+and position alone, so that another worker can go on from any token."""
 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ __all__ = ["Picked", "Sampler", "SamplingDefaults"]
 _LOGPROB_FLOOR = -9999.0
 # Spreads the seeds of a request's choices; choice 0 keeps the client's seed.
 _SEED_STRIDE = 0x9E3779B97F4A7C15
+_64_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,17 @@ class Sampler:
         device: where the logits live.
         prompt: prompt ids, which the repetition penalty counts too.
         choice: number of the choice, so that choices of one seed differ.
+        begun: ids of the answer so far, where another worker has begun it.
     """
 
     def __init__(
-        self, request: GenerateRequest, defaults: SamplingDefaults, device: Any, prompt: Sequence[int], choice: int
+        self,
+        request: GenerateRequest,
+        defaults: SamplingDefaults,
+        device: Any,
+        prompt: Sequence[int],
+        choice: int,
+        begun: Sequence[int] = (),
     ) -> None:
         import torch
         from transformers.generation import logits_process as hf
@@ -76,7 +86,8 @@ class Sampler:
         self._top = request.top_logprobs
         self._presence = request.presence_penalty
         self._frequency = request.frequency_penalty
-        self._counts: dict[int, int] = {}
+        self._counts = dict(Counter(begun))
+        self._position = len(begun)
         self._bias: Any = None
         if request.logit_bias:
             ids = torch.tensor(list(request.logit_bias), device=device)
@@ -87,7 +98,7 @@ class Sampler:
         penalty = request.repetition_penalty or defaults.repetition_penalty
         if penalty is not None and penalty != 1:
             self._repetition = hf.RepetitionPenaltyLogitsProcessor(penalty)
-            self._seen = torch.tensor([list(prompt)], device=device)
+            self._seen = torch.tensor([[*prompt, *begun]], device=device)
 
         self._warpers: list[Any] = []
         self._generator: Any = None
@@ -106,7 +117,8 @@ class Sampler:
         if min_p:
             self._warpers.append(hf.MinPLogitsWarper(float(min_p)))
         seed = secrets.randbits(63) if request.seed is None else request.seed
-        self._generator = torch.Generator(device=device).manual_seed((seed + choice * _SEED_STRIDE) % 2**63)
+        self._seed = (seed + choice * _SEED_STRIDE) & _64_BITS
+        self._generator = torch.Generator(device=device)
 
     def pick(self, logits: Any) -> Picked:
         """The next token, from the logits of the last position (one dimension)."""
@@ -126,7 +138,9 @@ class Sampler:
         else:
             for warper in self._warpers:
                 scores = warper(self._seen, scores)
+            self._generator.manual_seed(_mixed(self._seed, self._position))
             token = int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self._generator))
+        self._position += 1
         self._counts[token] = self._counts.get(token, 0) + 1
         if self._seen is not None:
             self._seen = torch.cat((self._seen, torch.tensor([[token]], device=self._seen.device)), dim=1)
@@ -138,6 +152,14 @@ class Sampler:
             values, ids = logprobs.topk(min(self._top, logprobs.shape[0]))
             top = tuple((i, max(v, _LOGPROB_FLOOR)) for i, v in zip(ids.tolist(), values.tolist(), strict=True))
         return Picked(token, max(float(logprobs[token]), _LOGPROB_FLOOR), top)
+
+
+def _mixed(seed: int, position: int) -> int:
+    """The seed of one position (SplitMix64): those of neighbours have nothing in common."""
+    mixed = (seed + (position + 1) * _SEED_STRIDE) & _64_BITS
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _64_BITS
+    return (mixed ^ (mixed >> 31)) >> 1
 
 
 def _samples(request: GenerateRequest, defaults: SamplingDefaults) -> bool:

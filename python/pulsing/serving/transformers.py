@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pulsing.serving._decode_loop import DecodeLoop, Piece, SequenceJob
 from pulsing.serving._errors import RequestError
+from pulsing.serving._fingerprint import fingerprint_of, weights_of
 from pulsing.serving._hf_text import TextCodec
 from pulsing.serving._logprobs import chat_logprobs, completion_logprobs
 from pulsing.serving._model_files import ModelSource
@@ -52,6 +53,7 @@ class TransformersWorker(Worker):
     """
 
     engine = "transformers"
+    continues = "any"
     supports = frozenset(
         {
             "frequency_penalty",
@@ -164,6 +166,11 @@ class TransformersWorker(Worker):
         generation = model.generation_config
         self._defaults = SamplingDefaults.of(generation)
         self._end_tokens = _ids(generation.eos_token_id) | _ids(tokenizer.eos_token_id)
+        self.fingerprint = fingerprint_of(
+            *(self.engine, transformers.__version__, torch.__version__, device.partition(":")[0], str(dtype)),
+            *(config.to_json_string(), len(tokenizer), self._chat_template or tokenizer.chat_template),
+            *(self._defaults, self._max_new_tokens, self.max_model_len, weights_of(model.parameters())),
+        )
         self._codec = codec
         self._loop_thread = DecodeLoop(model, f"decode {self.model}", threads, self.progressed)
 
@@ -201,33 +208,43 @@ class TransformersWorker(Worker):
             return True
 
         jobs: dict[int, SequenceJob] = {}
+        # Of an answer begun elsewhere: text that its tokens hold and the client has not got; and how it has ended.
+        owed: dict[int, str] = {}
+        ended: dict[int, str] = {}
         for at, ids in enumerate(prompts):
             # What the client already has counts towards its limit, and is not generated again.
             limit = self._limit(request, len(ids)) - len(done_ids)
             for choice in range(request.n):
                 index = at * request.n + choice
-                if limit <= 0:
+                detokenizer = codec.detokenizer(ids)
+                stops = StopFilter((*request.stop, *(codec.implied_stops if request.messages else ())))
+                given = "".join(stops.feed(detokenizer.feed(token)) for token in done_ids)
+                # A text can be cut into tokens in more than one way: only tokens tell what is owed.
+                owed[index] = _owed(request.continue_text, given) if request.continue_tokens else ""
+                if stops.stopped or limit <= 0:
+                    ended[index] = "stop" if stops.stopped else "length"
                     continue
                 jobs[index] = SequenceJob(
                     index=index,
                     ids=[*ids, *done_ids],
                     max_new=limit,
                     end_tokens=self._end_tokens,
-                    sampler=Sampler(request, self._defaults, self._torch_device, [*ids, *done_ids], index),
-                    detokenizer=codec.detokenizer([*ids, *done_ids]),
-                    stops=StopFilter((*request.stop, *(codec.implied_stops if request.messages else ()))),
+                    sampler=Sampler(request, self._defaults, self._torch_device, ids, index, done_ids),
+                    detokenizer=detokenizer,
+                    stops=stops,
                     emit=emit,
                 )
         counts = dict.fromkeys(jobs, 0)
         offsets = dict.fromkeys(jobs, 0)
         unfinished = set(jobs)
-        none_to_do = [index for index in range(request.choices) if index not in jobs]
         try:
             for job in jobs.values():
                 engine.submit(job)
-            for index in none_to_do:
-                last = not unfinished and index == none_to_do[-1]
-                yield Delta(index=index, finish_reason="length", usage=Usage(prompt_tokens, 0) if last else None)
+            for index, reason in ended.items():
+                last = not unfinished and index == [*ended][-1]
+                yield Delta(
+                    owed[index], index=index, finish_reason=reason, usage=Usage(prompt_tokens, 0) if last else None
+                )
             while unfinished:
                 piece = await pieces.get()
                 job = jobs[piece.index]
@@ -246,7 +263,7 @@ class TransformersWorker(Worker):
                         logprobs = completion_logprobs(piece.picked, codec.token_bytes, offsets[piece.index])
                 offsets[piece.index] += len(piece.text)
                 yield Delta(
-                    piece.text,
+                    owed.pop(piece.index, "") + piece.text,
                     index=piece.index,
                     token_ids=piece.token_ids,
                     finish_reason=piece.finish_reason,
@@ -319,6 +336,19 @@ class TransformersWorker(Worker):
     def _limit(self, request: GenerateRequest, prompt_tokens: int) -> int:
         limit = self._max_new_tokens if request.max_tokens is None else request.max_tokens
         return min(limit, self.max_model_len - prompt_tokens) if self.max_model_len else limit
+
+
+def _owed(has: str, given: str) -> str:
+    """What of `given`, the text of the tokens that another worker sent, the client has not got.
+
+    Raises:
+        RequestError: the client has something else.
+    """
+    if has and not given.startswith(has):
+        raise RequestError(
+            400, "the tokens to go on from are not those of the text to go on from", code="cannot_continue"
+        )
+    return given[len(has) :] if has else ""
 
 
 def _pick_device(torch: Any, wanted: str) -> str:

@@ -20,7 +20,7 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_answer, encode_deltas
 from pulsing.core import Actor, Message
@@ -100,6 +100,11 @@ class Worker(Actor):
     """Request fields the engine honours (see ``GenerateRequest.needs``); a request that asks for another one is
     answered 400. The default is what nearly every client sends."""
 
+    continues: ClassVar[Literal["", "greedy", "any"]] = ""
+    """Whether another worker's answer can be gone on with from ``request.continue_tokens``, after that worker was lost
+    in the middle of it: ``greedy`` where the best token is taken each time, ``any`` also where tokens are drawn, each
+    by seed and position. Every text delta must then have its ``token_ids``, and ``fingerprint`` must be set."""
+
     def __init__(
         self,
         model_name: str | None = None,
@@ -129,6 +134,9 @@ class Worker(Actor):
         self.drain_timeout = drain_timeout
         self.max_model_len = 0
         """Longest context in tokens, set by ``load``; 0 = unknown."""
+        self.fingerprint = ""
+        """What workers have in common that answer alike (weights, precision, template, version), up to 64 characters,
+        set by ``load``; a Router lets one go on with what another has begun only where it is the same. Empty: none."""
         self._state = "loading" if preload else "ready"
         self._detail = ""
         self._loaded = False
@@ -216,7 +224,7 @@ class Worker(Actor):
 
     def _set_state(self, state: str, detail: str = "") -> None:
         self._state, self._detail = state, detail
-        self.set_metadata(state=state)
+        self.set_metadata(state=state, **self._likeness())
         self._load_changed()
 
     def set_detail(self, detail: str) -> None:
@@ -241,7 +249,11 @@ class Worker(Actor):
             "state": self._state,
             "engine": self.engine,
             "apis": ",".join(self.apis()),
+            **self._likeness(),
         }
+
+    def _likeness(self) -> dict[str, str]:
+        return {"continue": self.continues, "fingerprint": self.fingerprint[:64]} if self.continues else {}
 
     def on_start(self, actor_id: Any) -> None:
         """Registers at once; loading goes on in the background."""
@@ -475,6 +487,10 @@ class Worker(Actor):
                 + (" or use another worker" if self.engine != "custom" else ""),
                 unsupported[0],
                 "unsupported_parameter",
+            )
+        if (request.continue_text or request.continue_tokens) and not self.continues:
+            raise RequestError(
+                400, f"the {self.engine} engine cannot go on with another worker's answer", code="cannot_continue"
             )
         self._check_state()
 

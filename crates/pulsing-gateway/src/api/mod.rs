@@ -10,7 +10,7 @@ mod stream;
 pub use answer::Answer;
 pub use error::ApiError;
 pub use question::Question;
-pub use request::{Api, Parsed, parse};
+pub use request::{Api, Parsed, Resume, parse};
 pub use stream::StreamWriter;
 
 use crate::protocol::{Delta, Usage};

@@ -64,6 +64,38 @@ impl Api {
     }
 }
 
+/// When a stream that lost its Worker may go on, on another one, from what the client has (S4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// It has several choices, or its rest depends on more than the tokens so far.
+    Never,
+    /// The best token is taken each time.
+    Greedy,
+    /// Tokens are drawn: only Workers go on that draw each by its position.
+    Sampled,
+}
+
+impl Resume {
+    fn of(fields: &Fields<'_>, n: u32) -> Self {
+        #[derive(Deserialize)]
+        struct Format<'a> {
+            #[serde(rename = "type", borrow)]
+            kind: Cow<'a, str>,
+        }
+        let is_text = |raw: &str| serde_json::from_str::<Format<'_>>(raw).is_ok_and(|format| format.kind == "text");
+        let never = n != 1
+            || fields.read::<f64>(Field::BestOf).is_some_and(|best_of| best_of != 1.0)
+            || fields.get(Field::Tools).is_some_and(|raw| raw.trim_matches(['[', ']', ' ', '\t', '\n', '\r']) != "")
+            || fields.get(Field::ResponseFormat).is_some_and(|raw| !is_text(raw))
+            || fields.get(Field::Logprobs).is_some_and(|raw| raw != "false");
+        match fields.read::<f64>(Field::Temperature) {
+            _ if never => Self::Never,
+            Some(0.0) => Self::Greedy,
+            _ => Self::Sampled,
+        }
+    }
+}
+
 /// What the Router needs to know of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed {
@@ -89,6 +121,8 @@ pub struct Parsed {
     pub tools: Option<Range<usize>>,
     /// What is asked, where no text is to be generated.
     pub question: Option<Question>,
+    /// Whether another Worker may go on with its stream.
+    pub resume: Resume,
 }
 
 impl Parsed {
@@ -165,6 +199,7 @@ pub fn parse(api: Api, body: &Bytes) -> Result<Parsed, ApiError> {
         text: at(main),
         tools: fields.get(Field::Tools).map(at),
         question,
+        resume: Resume::of(&fields, n),
     })
 }
 
@@ -426,5 +461,24 @@ mod tests {
                 assert_eq!(parsed.unwrap().affinity.as_deref(), key, "{extra}");
             }
         }
+    }
+
+    #[test]
+    fn test_s4_a_stream_may_go_on_elsewhere_where_its_tokens_tell_its_rest() {
+        for (extra, resume) in [
+            (r#""x":1"#, Resume::Sampled),
+            (r#""temperature":0"#, Resume::Greedy),
+            (r#""temperature":0.0,"n":1,"tools":[ ],"logprobs":null"#, Resume::Greedy),
+            (r#""temperature":0,"response_format":{"type":"text"}"#, Resume::Greedy),
+            (r#""temperature":0,"response_format":{"type":"json_object"}"#, Resume::Never),
+            (r#""temperature":0,"n":2"#, Resume::Never),
+            (r#""temperature":0,"tools":[{"type":"function"}]"#, Resume::Never),
+        ] {
+            for parsed in with(extra) {
+                assert_eq!(parsed.unwrap().resume, resume, "{extra}");
+            }
+        }
+        assert_eq!(chat(r#"{"messages":[{}],"logprobs":true}"#).unwrap().resume, Resume::Never);
+        assert_eq!(completions(r#"{"prompt":"x","logprobs":0}"#).unwrap().resume, Resume::Never);
     }
 }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pulsing_core::{CallOptions, Error, ItemStream, Reply};
 
+use super::place::Task;
+use super::resume::Resume;
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
 use crate::cluster::BoxFuture;
@@ -17,14 +19,18 @@ pub(super) struct Upstream {
     pub(super) stream: ItemStream,
     pub(super) first: Option<Deltas>,
     pub(super) lease: Lease,
-    /// To begin again with elsewhere; `None` once the client sees the pieces.
+    /// Tokens that the client had before.
+    pub(super) had: u32,
+    /// To go on with elsewhere; `None` where that cannot be.
     pub(super) again: Option<Again>,
 }
 
-/// What it takes to begin anew on another Worker.
+/// What it takes to go on with another Worker.
 pub(super) struct Again {
     pub(super) body: Bytes,
     pub(super) past: Past,
+    /// What the client has; `None`: it has nothing, and all begins anew.
+    pub(super) resume: Option<Box<Resume>>,
     /// Ends when the request is to be taken back.
     pub(super) gone: BoxFuture<()>,
 }
@@ -43,44 +49,57 @@ impl Placement {
         self: &Arc<Self>,
         worker: &Arc<Worker>,
         job: &Arc<Job>,
-        body: Bytes,
-        past: &mut Past,
+        task: &mut Task,
         trial: bool,
     ) -> Result<Upstream, Failure> {
-        let again = (!job.stream).then(|| body.clone());
-        let mut lease = worker.lease_for(body.len(), past.waited);
+        let mut lease = worker.lease_for(task.body.len(), task.past.waited);
         if trial {
             lease.tries();
         }
         job.trail.attempt();
-        let mut gone: BoxFuture<()> = Box::pin(Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job)));
+        let like = task.resume.as_ref().map(|resume| Arc::clone(&resume.likeness));
+        let mut gone: BoxFuture<()> = Box::pin(Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job), like));
         let begun = tokio::select! {
             biased;
-            begun = self.begin(worker, job, body) => begun,
+            begun = self.begin(worker, job, task) => begun,
             () = &mut gone => {
-                past.waited = past.waited.max(lease.begun().elapsed());
+                task.past.waited = task.past.waited.max(lease.begun().elapsed());
                 Err(Failure::TakenBack)
             }
         };
         let (stream, first) = begun?;
         lease.answered();
-        let again = again.map(|body| Again { body, past: *past, gone });
-        Ok(Upstream { stream, first: Some(first), lease, again })
+        let had = task.resume.as_ref().map_or(0, |resume| resume.tokens());
+        let (body, past) = (task.body.clone(), task.past);
+        let again = match (job.stream, task.resume.take()) {
+            (false, _) => Some(Again { body, past, resume: None, gone }),
+            (true, Some(resume)) => Some(Again { body, past, resume: Some(resume), gone }),
+            // From here on only those will do that can go on with it.
+            (true, None) => Resume::of(job, worker).map(|resume| {
+                let like = Some(Arc::clone(&resume.likeness));
+                let gone = Box::pin(Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job), like));
+                Again { body, past, resume: Some(Box::new(resume)), gone }
+            }),
+        };
+        Ok(Upstream { stream, first: Some(first), lease, had, again })
     }
 
     /// Calls the Worker and waits for the first piece.
-    async fn begin(&self, worker: &Worker, job: &Job, body: Bytes) -> Result<(ItemStream, Deltas), Failure> {
+    async fn begin(&self, worker: &Worker, job: &Job, task: &Task) -> Result<(ItemStream, Deltas), Failure> {
         let left = job.deadline.saturating_duration_since(Instant::now());
-        let generate = Generate {
+        let mut generate = Generate {
             api: job.api.wire_name().to_owned(),
             request_id: job.request_id.clone(),
             deadline_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1),
             traceparent: job.traceparent.clone().unwrap_or_default(),
             ..Generate::default()
         };
+        if let Some(resume) = &task.resume {
+            resume.ask(&mut generate);
+        }
         let request = Request { version: protocol::VERSION, kind: Some(Kind::Generate(generate)) };
         let options = CallOptions { timeout: Some(left), trace: job.traceparent.clone(), ..CallOptions::default() };
-        let payload = protocol::payload(&request, Some(body));
+        let payload = protocol::payload(&request, Some(task.body.clone()));
         let reply = self.cluster.call(worker.target(), payload, options).await;
         let mut stream = match reply.map_err(|error| self.classify(error))? {
             Reply::Stream(stream) => stream,

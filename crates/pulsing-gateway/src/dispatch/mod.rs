@@ -7,12 +7,14 @@
 //! | `question`  | one request to one actor Worker that is answered in one piece          |
 //! | `blame`     | whose fault a failure is                                                |
 //! | `takeback`  | when a request is taken back from a Worker that hangs                   |
+//! | `resume`    | what a stream is continued from when its Worker is lost                 |
 //! | `source`    | the pieces of the answer, whatever they come from                      |
 
 mod attempt;
 mod blame;
 mod place;
 mod question;
+mod resume;
 mod source;
 mod takeback;
 
@@ -22,7 +24,7 @@ use std::time::Instant;
 
 use hyper::HeaderMap;
 
-use crate::api::{Api, ApiError, Question};
+use crate::api::{Api, ApiError, Question, Resume};
 use crate::cluster::Cluster;
 use crate::config::GatewayConfig;
 use crate::explain::Decisions;
@@ -56,6 +58,8 @@ pub(crate) struct Job {
     pub(crate) names_model: bool,
     pub(crate) model_at: Option<Range<usize>>,
     pub(crate) stream: bool,
+    /// Whether its stream may go on elsewhere.
+    pub(crate) resume: Resume,
     /// What is asked, where no text is to be generated.
     pub(crate) question: Option<Question>,
     /// The client's headers, for engines.

@@ -9,6 +9,7 @@ use pulsing_core::ActorId;
 use tokio::sync::oneshot;
 
 use super::attempt::{Past, Upstream, lost_too_often};
+use super::resume::Resume;
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
 use crate::engine::Engine;
@@ -29,6 +30,15 @@ pub(super) enum Takers {
     Actors,
 }
 
+/// What is to be placed.
+pub(super) struct Task {
+    pub(super) body: Bytes,
+    pub(super) takers: Takers,
+    pub(super) past: Past,
+    /// Of a stream that has begun: what the client has.
+    pub(super) resume: Option<Box<Resume>>,
+}
+
 /// Where a request went.
 pub(super) enum Placed {
     Actor(Upstream),
@@ -38,14 +48,8 @@ pub(super) enum Placed {
 }
 
 impl Placement {
-    /// Sends `body` to a Worker and waits for the first piece of its answer.
-    pub(super) async fn place(
-        self: Arc<Self>,
-        job: Arc<Job>,
-        body: Bytes,
-        takers: Takers,
-        mut past: Past,
-    ) -> Result<Placed, ApiError> {
+    /// Sends the request to a Worker and waits for the first piece of its answer.
+    pub(super) async fn place(self: Arc<Self>, job: Arc<Job>, mut task: Task) -> Result<Placed, ApiError> {
         let mut excluded: Vec<ActorId> = Vec::new();
         let mut failed: Option<ApiError> = None;
         let mut last_words: Option<String> = None;
@@ -55,14 +59,15 @@ impl Placement {
         loop {
             versions.mark_unchanged();
             let ready = self.candidates(&job.model);
-            let Some(worker) = self.choose(&ready, &excluded, &job, takers).await else {
+            let Some(worker) = self.choose(&ready, &excluded, &job, &task).await else {
                 if let Some(error) = failed {
                     return Err(error);
                 }
                 // Waiting pays only when somebody has just been lost: then another may be coming, or a silent one wakes.
                 let snapshot = self.pool.snapshot();
                 let silent = snapshot.count(State::Silent) > 0;
-                let hurt = silent || past.lost > 0 || last_words.is_some() || snapshot.count(State::Unreachable) > 0;
+                let hurt =
+                    silent || task.past.lost > 0 || last_words.is_some() || snapshot.count(State::Unreachable) > 0;
                 let wait = if silent { self.config.silence_wait } else { self.config.worker_wait };
                 let until = *patience.get_or_insert_with(Instant::now) + wait;
                 if hurt && tokio::time::timeout_at(until.into(), versions.changed()).await.is_ok_and(|ok| ok.is_ok()) {
@@ -80,29 +85,29 @@ impl Placement {
             let sent = Instant::now();
             let attempt = match worker.endpoint() {
                 Some(endpoint) => tokio::select! {
-                    answer = self.attempt_engine(&worker, endpoint, &job, body.clone(), trial) => answer.map(Placed::Engine),
-                    () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job)) => Err(Failure::TakenBack),
+                    answer = self.attempt_engine(&worker, endpoint, &job, task.body.clone(), trial) => answer.map(Placed::Engine),
+                    () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), None) => Err(Failure::TakenBack),
                 },
-                None if takers == Takers::Undivided => return Ok(Placed::Divide),
+                None if task.takers == Takers::Undivided => return Ok(Placed::Divide),
                 None => match &job.question {
                     Some(question) => tokio::select! {
-                        whole = self.ask(&worker, &job, question, body.clone(), trial) => whole.map(|whole| Placed::Engine(Engine::Whole(whole))),
-                        () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job)) => Err(Failure::TakenBack),
+                        whole = self.ask(&worker, &job, question, task.body.clone(), trial) => whole.map(|whole| Placed::Engine(Engine::Whole(whole))),
+                        () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), None) => Err(Failure::TakenBack),
                     },
-                    None => self.attempt(&worker, &job, body.clone(), &mut past, trial).await.map(Placed::Actor),
+                    None => self.attempt(&worker, &job, &mut task, trial).await.map(Placed::Actor),
                 },
             };
             job.trail.spent(Stage::Worker, sent);
             let (error, fault) = match attempt {
                 Ok(placed) => {
-                    self.served_elsewhere(&suspects, &worker, &body);
+                    self.served_elsewhere(&suspects, &worker, &task.body);
                     return Ok(placed);
                 }
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Lost(error)) => {
                     tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, %error, "lost before the first piece; trying another worker");
                     self.pool.suspect(&worker);
-                    self.count_loss(&mut past, &body)?;
+                    self.count_loss(&mut task.past, &task.body)?;
                     suspects.push((worker, sent, Fault::Broken));
                     continue;
                 }
@@ -121,7 +126,7 @@ impl Placement {
                 Err(Failure::Broken(error)) => (error, Fault::Broken),
             };
             let (actor, error) = (worker.target().actor, ApiError { no_retry: true, ..error });
-            if self.blame.failed(self.blame.fingerprint(&body), actor, Instant::now()) || failed.is_some() {
+            if self.blame.failed(self.blame.fingerprint(&task.body), actor, Instant::now()) || failed.is_some() {
                 // The same failure on two Workers is the request's own: do not carry it through the fleet.
                 return Err(error);
             }
@@ -175,15 +180,22 @@ impl Placement {
         ready: &Arc<[Arc<Worker>]>,
         excluded: &[ActorId],
         job: &Job,
-        takers: Takers,
+        task: &Task,
     ) -> Option<Arc<Worker>> {
+        let takers = task.takers;
         let serves = |worker: &Worker| worker.serves(job.api);
-        let all = excluded.is_empty() && takers != Takers::Actors && ready.iter().all(|worker| serves(worker));
+        let goes_on = |worker: &Worker| task.resume.as_ref().is_none_or(|resume| worker.is_like(&resume.likeness));
+        let all = excluded.is_empty()
+            && task.resume.is_none()
+            && takers != Takers::Actors
+            && ready.iter().all(|worker| serves(worker));
         let kept: Arc<[Arc<Worker>]>;
         let candidates: &Arc<[Arc<Worker>]> = if all {
             ready
         } else {
-            let fits = |worker: &Worker| serves(worker) && (takers != Takers::Actors || worker.endpoint().is_none());
+            let fits = |worker: &Worker| {
+                serves(worker) && goes_on(worker) && (takers != Takers::Actors || worker.endpoint().is_none())
+            };
             let left = ready.iter().filter(|worker| !excluded.contains(&worker.target().actor) && fits(worker));
             kept = left.cloned().collect();
             &kept

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use pulsing_core::Error;
 
 use super::attempt::{Again, Past, Upstream};
-use super::place::{Placed, Takers};
+use super::place::{Placed, Takers, Task};
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
 use crate::cluster::BoxFuture;
@@ -53,8 +54,10 @@ enum Sub {
 enum Step {
     Piece(Piece),
     Divide,
-    /// Another Worker is to answer the body.
+    /// Another Worker is to answer from the beginning.
     Again(Bytes, Past),
+    /// Another Worker is to go on.
+    Resume(Again),
 }
 
 impl Source {
@@ -75,7 +78,8 @@ impl Source {
     }
 
     fn waiting(&self, body: Bytes, takers: Takers, past: Past) -> Sub {
-        Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), body, takers, past)))
+        let task = Task { body, takers, past, resume: None };
+        Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), task)))
     }
     fn divide(&mut self) {
         let parts = std::mem::take(&mut self.parts);
@@ -100,6 +104,12 @@ impl Source {
                         self.subs[at] = self.waiting(body, takers, past);
                         let first = at as u32 * self.n;
                         return Poll::Ready(Some(Ok(Piece::Again(first..first + self.n))));
+                    }
+                    Poll::Ready(Some(Ok(Step::Resume(Again { body, past, resume, .. })))) => {
+                        let task = Task { body, takers: Takers::Actors, past, resume };
+                        let going_on = Arc::clone(&self.placement).resume(Arc::clone(&self.job), task);
+                        self.subs[at] = Sub::Waiting(Box::pin(going_on));
+                        continue 'again;
                     }
                     Poll::Ready(Some(Ok(Step::Piece(mut piece)))) => {
                         if let Piece::Deltas(deltas) = &mut piece {
@@ -152,7 +162,7 @@ impl Sub {
                 },
                 Self::Live(upstream) => {
                     if let Some(first) = upstream.first.take() {
-                        return piece(Piece::Deltas(first));
+                        return piece(Piece::Deltas(upstream.note(first)));
                     }
                     return match upstream.stream.poll_next(cx) {
                         Poll::Pending => match upstream.poll_gone(cx) {
@@ -161,13 +171,17 @@ impl Sub {
                                 let worker = upstream.lease.worker();
                                 tracing::info!(worker = %worker.target().actor, "taken back from a worker that hangs");
                                 placement.metrics.retry(Retry::TakenBack);
-                                Poll::Ready(Some(Ok(Step::Again(again.body, again.past))))
+                                Poll::Ready(Some(Ok(again.step(placement))))
                             }
                         },
                         Poll::Ready(Some(Ok(item))) => match protocol::decode(&item) {
-                            Ok(deltas) => piece(Piece::Deltas(deltas)),
+                            Ok(deltas) => piece(Piece::Deltas(upstream.note(deltas))),
                             Err(error) => Poll::Ready(Some(Err(ApiError::worker_fault(error)))),
                         },
+                        Poll::Ready(Some(Err(_))) if upstream.is_finished() => {
+                            *self = Self::Done;
+                            Poll::Ready(None)
+                        }
                         Poll::Ready(Some(Err(error))) => Poll::Ready(Some(upstream.failed(error, placement))),
                         Poll::Ready(None) => {
                             *self = Self::Done;
@@ -192,10 +206,38 @@ impl Sub {
     }
 }
 
+impl Again {
+    fn step(self, placement: &Placement) -> Step {
+        if self.resume.is_none() {
+            return Step::Again(self.body, self.past);
+        }
+        placement.metrics.resumed.fetch_add(1, Relaxed);
+        Step::Resume(self)
+    }
+}
+
 impl Upstream {
+    /// Notes what the client is about to get, and counts its tokens from the beginning of the answer.
+    fn note(&mut self, mut deltas: Deltas) -> Deltas {
+        if let Some(resume) = self.again.as_mut().and_then(|again| again.resume.as_mut())
+            && !resume.add(&deltas)
+        {
+            self.again = None;
+        }
+        for usage in deltas.deltas.iter_mut().filter_map(|delta| delta.usage.as_mut()) {
+            usage.completion_tokens = usage.completion_tokens.saturating_add(self.had);
+        }
+        deltas
+    }
+    /// The client has all of a stream.
+    fn is_finished(&self) -> bool {
+        self.again.as_ref().and_then(|again| again.resume.as_ref()).is_some_and(|resume| resume.is_finished())
+    }
+
     /// Ready when what it takes to begin again is to be taken elsewhere.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Again> {
-        let gone = self.again.as_mut().is_some_and(|again| again.gone.as_mut().poll(cx).is_ready());
+        let gone =
+            !self.is_finished() && self.again.as_mut().is_some_and(|again| again.gone.as_mut().poll(cx).is_ready());
         match self.again.take_if(|_| gone) {
             Some(mut again) => {
                 again.past.waited = again.past.waited.max(self.lease.begun().elapsed());
@@ -213,8 +255,7 @@ impl Upstream {
                 placement.pool.suspect(worker);
                 placement.count_loss(&mut again.past, &again.body)?;
                 tracing::info!(worker = %worker.target().actor, %error, "lost before its answer was whole; trying another worker");
-                placement.metrics.retry(Retry::Lost);
-                Ok(Step::Again(again.body, again.past))
+                Ok(again.step(placement))
             }
             (_, failure) => Err(placement.cut(worker, failure)),
         }

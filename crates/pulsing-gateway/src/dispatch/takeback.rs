@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Job, Placement};
-use crate::pool::{State, Worker};
+use crate::pool::{Likeness, State, Worker};
 
 impl Placement {
-    /// Ends when what the Worker has not begun to answer is better sent to another one, and there is another one.
-    pub(super) async fn gone(self: Arc<Self>, worker: Arc<Worker>, job: Arc<Job>) {
+    /// Ends when what the Worker has is better sent to another one, and there is another one; with `like`, one that can go
+    /// on with what this one has begun.
+    pub(super) async fn gone(self: Arc<Self>, worker: Arc<Worker>, job: Arc<Job>, like: Option<Arc<Likeness>>) {
         let mut versions = self.pool.versions();
         let mut since = None;
         loop {
             versions.mark_unchanged();
-            let changed = match self.notice(&worker).filter(|_| self.has_other(&worker, &job)) {
+            let changed = match self.notice(&worker).filter(|_| self.has_other(&worker, &job, like.as_deref())) {
                 None => {
                     since = None;
                     versions.changed().await
@@ -45,8 +46,9 @@ impl Placement {
         }
     }
 
-    fn has_other(&self, worker: &Arc<Worker>, job: &Job) -> bool {
+    fn has_other(&self, worker: &Arc<Worker>, job: &Job, like: Option<&Likeness>) -> bool {
         let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
-        ready.iter().any(|other| !Arc::ptr_eq(other, worker))
+        let fits = |other: &Worker| other.serves(job.api) && like.is_none_or(|like| other.is_like(like));
+        ready.iter().any(|other| !Arc::ptr_eq(other, worker) && fits(other))
     }
 }

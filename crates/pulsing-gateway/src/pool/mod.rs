@@ -27,6 +27,7 @@ pub use clock::Limits;
 pub use served::Served;
 pub use snapshot::Snapshot;
 use snapshot::{Group, NAMES_SHOWN};
+pub(crate) use worker::Likeness;
 pub use worker::{Lease, State, Worker};
 
 /// First pause before a lost load subscription is tried again; doubles up to [`RETRY_MAX`].

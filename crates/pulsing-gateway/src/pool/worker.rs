@@ -104,6 +104,18 @@ struct Facts {
     models: Vec<String>,
     detail: String,
     max_model_len: u64,
+    /// `continue` in the metadata: `greedy`, `any`, or nothing.
+    continues: String,
+    /// `fingerprint` in the metadata.
+    fingerprint: String,
+}
+
+/// What Workers have in common that give the same answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Likeness {
+    model: Option<String>,
+    fingerprint: String,
+    sampled: bool,
 }
 
 /// One Worker: an instance id; a restarted one is another Worker.
@@ -250,6 +262,21 @@ impl Worker {
         let wanted = wanted.filter(|wanted| has(wanted)).map(str::to_owned);
         wanted.or_else(|| facts.model.clone()).or_else(|| facts.models.first().cloned())
     }
+    /// What another Worker must be like to go on with what this one has begun; `None` where nobody can. `sampled`: tokens
+    /// are drawn.
+    pub(crate) fn likeness(&self, sampled: bool) -> Option<Likeness> {
+        let facts = self.facts.load();
+        let continues = facts.continues == "any" || (facts.continues == "greedy" && !sampled);
+        (continues && self.engine.is_none() && !facts.fingerprint.is_empty()).then(|| Likeness {
+            model: facts.model.clone(),
+            fingerprint: facts.fingerprint.clone(),
+            sampled,
+        })
+    }
+    /// It goes on with what one of that likeness has begun.
+    pub(crate) fn is_like(&self, other: &Likeness) -> bool {
+        self.likeness(other.sampled).as_ref() == Some(other)
+    }
     /// Why it failed, how far loading is.
     pub fn detail(&self) -> String {
         match &self.engine {
@@ -269,6 +296,8 @@ impl Worker {
             facts.published = text("state");
             facts.protocol = text("protocol");
             facts.model = metadata.get("model").filter(|model| !model.is_empty()).cloned();
+            facts.continues = text("continue");
+            facts.fingerprint = text("fingerprint");
             let apis = metadata.get("apis").map(|apis| apis.split(',').collect::<Vec<_>>());
             facts.apis = Api::ALL.map(|api| match &apis {
                 Some(apis) => apis.contains(&api.wire_name()),

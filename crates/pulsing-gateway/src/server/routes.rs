@@ -438,6 +438,7 @@ fn job(
         names_model: parsed.model.is_some(),
         model_at: parsed.model_at.take(),
         stream: parsed.stream,
+        resume: parsed.resume,
         question: parsed.question.take(),
         request_id: request_id.to_str().unwrap_or_default().to_owned(),
         traceparent,

@@ -1,0 +1,79 @@
+//! A stream whose Worker is lost goes on, on another one, from what the client has (S4).
+//!
+//! Where that is sound: one choice, no tools, no schema, no log probabilities (`Parsed::resume`); a Worker that says in its
+//! metadata that it continues (`continue`), and another one like it: same model, same `fingerprint`; and the token ids of
+//! all that was sent, for a text can be cut into tokens in more than one way.
+
+use std::sync::Arc;
+
+use super::place::Task;
+use super::{Job, Placement};
+use crate::api::{ApiError, Resume as Allowed};
+use crate::pool::{Likeness, Worker};
+use crate::protocol::{Deltas, Generate};
+
+/// What the client has of an answer, and who may go on with it.
+#[derive(Clone, Debug)]
+pub(super) struct Resume {
+    text: String,
+    tokens: Vec<u32>,
+    /// The client has seen the end.
+    finished: bool,
+    pub(super) likeness: Arc<Likeness>,
+}
+
+impl Resume {
+    /// For a stream of `job` that `worker` has begun; `None` where nobody could go on with it.
+    pub(super) fn of(job: &Job, worker: &Worker) -> Option<Self> {
+        let sampled = match job.resume {
+            Allowed::Never => return None,
+            Allowed::Greedy => false,
+            Allowed::Sampled => true,
+        };
+        let likeness = Arc::new(worker.likeness(sampled)?);
+        Some(Self { text: String::new(), tokens: Vec::new(), finished: false, likeness })
+    }
+    /// Notes what goes to the client. False if nobody could go on after it.
+    pub(super) fn add(&mut self, deltas: &Deltas) -> bool {
+        for delta in &deltas.deltas {
+            self.text.push_str(&delta.text);
+            self.tokens.extend_from_slice(&delta.token_ids);
+            self.finished |= !delta.finish_reason.is_empty();
+            let plain = delta.index == 0
+                && delta.reasoning.is_empty()
+                && delta.tool_calls_json.is_empty()
+                && delta.logprobs_json.is_empty()
+                && (delta.text.is_empty() || !delta.token_ids.is_empty());
+            if !plain && !self.finished {
+                return false;
+            }
+        }
+        true
+    }
+    /// Nothing is missing but the end of the stream.
+    pub(super) fn is_finished(&self) -> bool {
+        self.finished
+    }
+    /// Tokens that the client has.
+    pub(super) fn tokens(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
+    /// Asks for the rest.
+    pub(super) fn ask(&self, generate: &mut Generate) {
+        generate.continue_text.clone_from(&self.text);
+        generate.continue_tokens.clone_from(&self.tokens);
+    }
+}
+
+impl Placement {
+    /// [`place`](Self::place), for the rest of a stream.
+    pub(super) async fn resume(self: Arc<Self>, job: Arc<Job>, task: Task) -> Result<super::place::Placed, ApiError> {
+        self.place(job, task).await.map_err(|error| match error.status {
+            504 => error,
+            _ => ApiError::worker_fault(format!(
+                "the worker was lost in the middle of its answer, and no other one goes on with it: {}",
+                error.message
+            )),
+        })
+    }
+}
