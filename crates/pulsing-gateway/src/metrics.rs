@@ -15,6 +15,7 @@ pub(crate) enum Route {
     Completions,
     Embeddings,
     Tokenize,
+    Responses,
     Models,
     Health,
     Metrics,
@@ -22,11 +23,12 @@ pub(crate) enum Route {
 }
 
 impl Route {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Chat,
         Self::Completions,
         Self::Embeddings,
         Self::Tokenize,
+        Self::Responses,
         Self::Models,
         Self::Health,
         Self::Metrics,
@@ -38,6 +40,7 @@ impl Route {
             Self::Completions => "completions",
             Self::Embeddings => "embeddings",
             Self::Tokenize => "tokenize",
+            Self::Responses => "responses",
             Self::Models => "models",
             Self::Health => "health",
             Self::Metrics => "metrics",
@@ -131,7 +134,7 @@ impl Metrics {
     }
     /// Generation requests answered, in whatever way.
     pub(crate) fn generations(&self) -> u64 {
-        [Route::Chat, Route::Completions]
+        [Route::Chat, Route::Completions, Route::Responses]
             .iter()
             .flat_map(|route| &self.requests[*route as usize])
             .map(|count| count.load(Relaxed))

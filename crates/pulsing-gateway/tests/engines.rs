@@ -497,3 +497,88 @@ async fn what_a_hung_engine_has_not_begun_is_taken_back_once_another_can_serve()
     }
     until("it knows that nobody waits", || hung.left.load(Ordering::SeqCst) == 2).await;
 }
+
+/// What engines stream that stray from the protocol: no role, text beside the reason, an odd reason, usage in the same
+/// event, one id for two calls, CRLF, no `[DONE]`.
+const STRAYING: &str = "event: message\r\ndata:{\"id\":\"a\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"日\"}}]}\r\n\r\n\
+    data: {\"id\":\"b\",\"choices\":[{\"delta\":{\"content\":\"本\",\"tool_calls\":[{\"id\":\"x\",\"function\":{\"name\":\"f\",\"arguments\":{}}},{\"id\":\"x\",\"function\":{\"name\":\"g\",\"arguments\":\"{}\"}}]},\
+    \"finish_reason\":\"eos_token\"}],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\n";
+
+fn normalizing(engine: &Engine, cluster: &FakeCluster) {
+    let metadata = [
+        ("kind", "worker"),
+        ("protocol", "1..1"),
+        ("model", "tiny"),
+        ("state", "ready"),
+        ("url", engine.url.as_str()),
+        ("normalize", "tgi"),
+    ];
+    cluster.worker_with("worker", &metadata, hello);
+}
+
+#[tokio::test]
+async fn a_stream_that_strays_is_brought_into_form_however_it_is_cut() {
+    for cut in (0..STRAYING.len()).step_by(7).chain([STRAYING.len()]) {
+        let cluster = FakeCluster::new();
+        let engine = Engine::start(move |mut turn: Turn| async move {
+            turn.begin().await;
+            for part in [&STRAYING.as_bytes()[..cut], &STRAYING.as_bytes()[cut..]] {
+                if !part.is_empty() {
+                    turn.chunk(part).await;
+                }
+            }
+            turn.end().await
+        })
+        .await;
+        normalizing(&engine, &cluster);
+        let gateway = cluster.gateway(|_| {}).await;
+        let asked = STREAM.replace("\"stream\":true", "\"stream\":true,\"stream_options\":{\"include_usage\":true}");
+        let response = post(&gateway, "/v1/chat/completions", &asked).await;
+        assert!(response.whole, "{}", response.body);
+        let events = response.events();
+        assert_eq!(events.iter().filter(|event| *event == "[DONE]").count(), 1);
+        let chunks: Vec<serde_json::Value> =
+            events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+        assert_eq!(chunks[0]["choices"][0]["delta"], serde_json::json!({"role": "assistant", "content": ""}));
+        let reasons: Vec<_> = chunks.iter().filter_map(|chunk| chunk["choices"][0]["finish_reason"].as_str()).collect();
+        assert_eq!(reasons, ["stop"]);
+        let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(text, "日本");
+        let calls: Vec<_> =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array()).flatten().collect();
+        assert_eq!((calls.len(), &calls[0]["index"], &calls[1]["index"]), (2, &0.into(), &1.into()));
+        assert_ne!(calls[0]["id"], calls[1]["id"]);
+        assert_eq!(chunks.last().unwrap()["usage"]["total_tokens"], 7);
+        assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"] && chunk["model"] == "alias"));
+    }
+}
+
+#[tokio::test]
+async fn a_normalized_stream_that_is_cut_is_an_error_and_not_an_answer() {
+    let cluster = FakeCluster::new();
+    let engine =
+        Engine::start(|turn: Turn| async { turn.events(STRAYING.split_once("\r\n\r\n").unwrap().0).await }).await;
+    normalizing(&engine, &cluster);
+    let gateway = cluster.gateway(|_| {}).await;
+    let response = post(&gateway, "/v1/chat/completions", STREAM).await;
+    assert!(!response.whole && !response.body.contains("[DONE]"), "{}", response.body);
+    assert!(response.events().last().unwrap().contains("\"error\""));
+}
+
+#[tokio::test]
+async fn a_whole_answer_is_brought_into_form_too() {
+    let cluster = FakeCluster::new();
+    let engine = Engine::start(|turn: Turn| async {
+        turn.json(r#"{"choices":[{"message":{"content":"a"},"finish_reason":"eos_token"},{"index":1,"message":{"content":"b"},"finish_reason":"length"}]}"#)
+            .await
+    })
+    .await;
+    normalizing(&engine, &cluster);
+    let gateway = cluster.gateway(|_| {}).await;
+    let body = post(&gateway, "/v1/chat/completions", &CHAT.replace("\"model\"", "\"n\":2,\"model\"")).await.json();
+    let reasons: Vec<_> = body["choices"].as_array().unwrap().iter().map(|choice| &choice["finish_reason"]).collect();
+    assert_eq!(reasons, ["stop", "length"]);
+    assert_eq!(body["object"], "chat.completion");
+    let prompts = r#"{"model":"alias","prompt":["a","b"]}"#;
+    assert_eq!(post(&gateway, "/v1/completions", prompts).await.json()["choices"][1]["finish_reason"], "length");
+}

@@ -86,7 +86,7 @@ async fn an_endpoint_that_no_worker_of_the_model_has_is_refused_and_says_which_t
     assert_eq!((refused.status, error["code"].as_str()), (400, Some("unsupported_endpoint")));
     assert_eq!(
         error["message"],
-        "The model `alias` has no /v1/embeddings: its workers have /v1/chat/completions, /v1/completions"
+        "The model `alias` has no /v1/embeddings: its workers have /v1/chat/completions, /v1/completions, /v1/responses"
     );
     assert_eq!(get(&gateway, "/v1/embeddings").await.status, 405);
     assert_eq!(post(&gateway, "/v1/embeddings", &EMBEDDINGS.replace("alias", "nope")).await.status, 404);

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pulsing._core import LoadReport, WorkerRequest
 from pulsing.serving._errors import RequestError, shown
@@ -31,6 +31,12 @@ _IDLE_LOOKS = 2
 _ABSENT = frozenset({404, 405, 501})
 
 
+# Engines whose streams strict clients accept as they are.
+_WELL_FORMED = frozenset({"vllm", "sglang"})
+
+Normalize = Literal["off", "on", "auto"]
+
+
 class _NotReadyError(Exception):
     """The engine answers that it cannot serve yet."""
 
@@ -49,6 +55,10 @@ class EngineWorker(Worker):
         capacity: requests the server takes before Routers prefer others.
         probe_interval: seconds between two looks at the server.
         probe_timeout: seconds it may take to answer; twice in a row longer means it is gone.
+        normalize: ``on``: Routers bring what the server streams into the form that strict clients accept (a role, a
+            finish reason of OpenAI's by itself, usage where it was asked for, numbered tool calls, one ``[DONE]``), at
+            the price of fields of its own; ``off``: every byte passes; ``auto``: on unless the engine is known to keep
+            that form (vLLM, SGLang).
         drain_timeout: seconds this worker, when it is stopped, stays until the server has no more requests, told by
             the server's metrics: for whoever stops the server next. 0: it leaves at once.
     """
@@ -64,7 +74,10 @@ class EngineWorker(Worker):
         probe_interval: float = 1.0,
         probe_timeout: float = 1.0,
         drain_timeout: float = 0.0,
+        normalize: Normalize = "off",
     ) -> None:
+        if normalize not in ("off", "on", "auto"):
+            raise ValueError(f"normalize {shown(normalize)} is none of off, on, auto")
         for name, value in (("probe_interval", probe_interval), ("probe_timeout", probe_timeout)):
             if not 0.01 <= value <= 60:
                 raise ValueError(f"{name} must be 0.01..60 seconds, not {value}")
@@ -76,6 +89,7 @@ class EngineWorker(Worker):
         self._api_key_file = None if api_key_file is None else Path(api_key_file)
         self._authorization = self._read_key()
         super().__init__(str(self._url), capacity=capacity, drain_timeout=drain_timeout)
+        self._normalize = normalize
         self._interval = probe_interval
         self._timeout = probe_timeout
         self._models: tuple[str, ...] = ()
@@ -91,7 +105,15 @@ class EngineWorker(Worker):
     def metadata(self) -> dict[str, str]:
         """What the registry shows: as for every worker, and the address that Routers dial."""
         own = {name: value for name, value in super().metadata().items() if name != "apis"}
-        return {**own, "model": self._shown_model(), "engine": self._engine, "url": str(self._url)}
+        return {**own, **self._learnt(), "url": str(self._url)}
+
+    def _learnt(self) -> dict[str, str]:
+        """The part of the metadata that the server's answers may change."""
+        learnt = {"model": self._shown_model(), "engine": self._engine}
+        if self._normalize != "off":
+            normalizes = self._normalize == "on" or self._engine not in _WELL_FORMED
+            learnt["normalize"] = self._engine if normalizes else ""
+        return learnt
 
     def apis(self) -> tuple[str, ...]:
         """What the server answers is the server's to say."""
@@ -276,7 +298,7 @@ class EngineWorker(Worker):
         self.model = models.names[0]
         self._engine = self._named_engine or engine_of(self._load_now, models.owner)
         if (self._models, self._engine) != before:
-            self.set_metadata(model=self._shown_model(), engine=self._engine)
+            self.set_metadata(**self._learnt())
         self._load_changed()
 
     def _gone(self, why: str) -> None:

@@ -94,6 +94,26 @@ impl ApiError {
         error.param = Some(Box::from("model"));
         error
     }
+    /// 404 for a response that was given before.
+    pub fn not_stored() -> Self {
+        Self::new(
+            404,
+            "invalid_request_error",
+            "Responses are not stored here: none can be fetched, changed or cancelled",
+        )
+        .code("not_stored")
+    }
+    /// An error in the chat that a response was made into, in the words of who asked for the response.
+    #[must_use]
+    pub fn of_response(mut self) -> Self {
+        for (chat, response) in [("max_completion_tokens", "max_output_tokens"), ("messages", "input")] {
+            if self.param.as_deref() == Some(chat) {
+                self.param = Some(Box::from(response));
+                self.message = self.message.replace(chat, response);
+            }
+        }
+        self
+    }
     /// 413.
     pub fn too_large(limit: usize) -> Self {
         Self::new(413, "invalid_request_error", format!("The request body is over the limit of {limit} bytes"))

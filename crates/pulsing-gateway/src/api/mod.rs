@@ -5,13 +5,17 @@ mod error;
 mod fields;
 mod question;
 mod request;
+mod responses;
 mod stream;
+mod writer;
 
 pub use answer::Answer;
 pub use error::ApiError;
 pub use question::Question;
 pub use request::{Api, Parsed, Resume, parse};
+pub use responses::{ResponseAnswer, ResponseWriter, Translated, translate};
 pub use stream::StreamWriter;
+pub use writer::{Collector, Writer};
 
 use crate::protocol::{Delta, Usage};
 

@@ -29,11 +29,14 @@ pub enum Api {
     Tokenize,
     /// `/detokenize`
     Detokenize,
+    /// `/v1/responses`
+    Responses,
 }
 
 impl Api {
     /// Every one.
-    pub const ALL: [Self; 5] = [Self::Chat, Self::Completions, Self::Embeddings, Self::Tokenize, Self::Detokenize];
+    pub const ALL: [Self; 6] =
+        [Self::Chat, Self::Completions, Self::Embeddings, Self::Tokenize, Self::Detokenize, Self::Responses];
 
     /// Its path, as engines have it.
     pub fn path(self) -> &'static str {
@@ -43,14 +46,15 @@ impl Api {
             Self::Embeddings => "/v1/embeddings",
             Self::Tokenize => "/tokenize",
             Self::Detokenize => "/detokenize",
+            Self::Responses => "/v1/responses",
         }
     }
     /// Text is generated, piece by piece.
     pub fn generates(self) -> bool {
-        matches!(self, Self::Chat | Self::Completions)
+        matches!(self, Self::Chat | Self::Completions | Self::Responses)
     }
     pub(super) fn generates_chat(self) -> bool {
-        self == Self::Chat
+        matches!(self, Self::Chat | Self::Responses)
     }
     /// As the worker protocol names it.
     pub fn wire_name(self) -> &'static str {
@@ -60,6 +64,7 @@ impl Api {
             Self::Embeddings => "embeddings",
             Self::Tokenize => "tokenize",
             Self::Detokenize => "detokenize",
+            Self::Responses => "responses",
         }
     }
 }
@@ -130,7 +135,7 @@ impl Parsed {
     pub fn prefix(&self, body: &[u8]) -> Vec<u64> {
         let text = &body[self.text.clone()];
         match self.api {
-            Api::Chat => chain::of_chat(text, self.tools.clone().map(|tools| &body[tools])),
+            Api::Chat | Api::Responses => chain::of_chat(text, self.tools.clone().map(|tools| &body[tools])),
             Api::Completions => chain::of_prompt(text),
             Api::Embeddings | Api::Tokenize | Api::Detokenize => Vec::new(),
         }
@@ -173,7 +178,8 @@ pub fn parse(api: Api, body: &Bytes) -> Result<Parsed, ApiError> {
         return Err(ApiError::invalid(Some("best_of"), format!("`best_of` must be at least `n`, which is {n}")));
     }
     let (main, bodies, question) = match api {
-        Api::Chat => (messages(&fields)?, vec![body.clone()], None),
+        // A response is read as the chat that it was made into.
+        Api::Chat | Api::Responses => (messages(&fields)?, vec![body.clone()], None),
         Api::Completions => {
             let raw = required(&fields, Field::Prompt, "prompt")?;
             (raw, prompts(text, body, raw)?, None)

@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use hyper::HeaderMap;
 
 use crate::api::{Api, ApiError, Question, Resume};
@@ -54,6 +55,8 @@ pub(crate) struct Placement {
 pub(crate) struct Job {
     pub(crate) api: Api,
     pub(crate) model: String,
+    /// The client's own request, for engines that know its protocol, where it was made into another one.
+    pub(crate) native: Option<Native>,
     /// The client named the model itself, and where.
     pub(crate) names_model: bool,
     pub(crate) model_at: Option<Range<usize>>,
@@ -74,6 +77,13 @@ pub(crate) struct Job {
     pub(crate) trail: Arc<Trail>,
     /// For a scheduler outside.
     pub(crate) pick: Option<PickRequest>,
+}
+
+/// A request to `/v1/responses` as it came.
+pub(crate) struct Native {
+    pub(crate) body: Bytes,
+    /// Where the value of `model` lies.
+    pub(crate) model_at: Option<Range<usize>>,
 }
 
 impl Job {

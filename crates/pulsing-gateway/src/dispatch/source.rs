@@ -13,7 +13,7 @@ use super::place::{Placed, Takers, Task};
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
 use crate::cluster::BoxFuture;
-use crate::engine::{Engine, EngineStream, Head, Whole};
+use crate::engine::{Engine, EngineStream, Head, Passed, Whole};
 use crate::metrics::Retry;
 use crate::protocol::{self, Deltas, Usage};
 
@@ -113,10 +113,11 @@ impl Source {
                     }
                     Poll::Ready(Some(Ok(Step::Piece(mut piece)))) => {
                         if let Piece::Deltas(deltas) = &mut piece {
+                            // An undivided request has the choices of all its prompts.
+                            let own = self.n * self.parts.len().max(1) as u32;
                             for delta in &mut deltas.deltas {
                                 // A choice out of its own range must not pass for another sub-request's.
-                                delta.index =
-                                    if delta.index < self.n { at as u32 * self.n + delta.index } else { u32::MAX };
+                                delta.index = if delta.index < own { at as u32 * own + delta.index } else { u32::MAX };
                             }
                         }
                         // Turn by turn, so that one fast Worker does not hold back the others.
@@ -152,6 +153,10 @@ impl Sub {
                     Poll::Ready(Ok(Placed::Engine(Engine::Whole(whole)))) => {
                         *self = Self::Done;
                         return piece(Piece::Whole(whole));
+                    }
+                    Poll::Ready(Ok(Placed::Engine(Engine::Deltas(deltas)))) => {
+                        *self = Self::Done;
+                        return piece(Piece::Deltas(deltas));
                     }
                     Poll::Ready(Ok(Placed::Engine(Engine::Stream(stream)))) => *self = Self::Engine(stream),
                     Poll::Ready(Ok(Placed::Divide)) => {
@@ -192,8 +197,13 @@ impl Sub {
                 Self::Engine(stream) => {
                     return match stream.poll_next(cx, placement) {
                         Poll::Pending => Poll::Pending,
-                        Poll::Ready(Some(Ok(bytes))) => piece(Piece::Events(bytes, stream.take_head())),
+                        Poll::Ready(Some(Ok(Passed::Events(bytes)))) => piece(Piece::Events(bytes, stream.take_head())),
+                        Poll::Ready(Some(Ok(Passed::Deltas(deltas)))) => piece(Piece::Deltas(deltas)),
                         Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
+                        Poll::Ready(None) if !stream.passes() => {
+                            *self = Self::Done;
+                            Poll::Ready(None)
+                        }
                         Poll::Ready(None) => {
                             let usage = stream.usage();
                             *self = Self::Done;

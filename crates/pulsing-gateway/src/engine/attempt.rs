@@ -1,5 +1,6 @@
 //! One request to one engine.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -9,11 +10,13 @@ use bytes::{Bytes, BytesMut};
 use super::endpoint::Endpoint;
 use super::exchange::Exchange;
 use super::message::{Forward, Head, error_of, with_model};
+use super::normal::Normaliser;
+use super::reader::{Passed, Reader};
 use super::sse::Gate;
-use crate::api::ApiError;
+use crate::api::{Api, ApiError};
 use crate::dispatch::{Failure, Job, Placement, broken};
 use crate::pool::{Lease, Worker};
-use crate::protocol::Usage;
+use crate::protocol::{Deltas, Usage};
 
 /// Largest answer that is no stream, in bytes. Nobody means to get more: 128 choices with logprobs do not reach it.
 const MAX_WHOLE: usize = 256 << 20;
@@ -26,6 +29,8 @@ pub(crate) enum Engine {
     Stream(Box<EngineStream>),
     /// All of it.
     Whole(Box<Whole>),
+    /// All of it, read.
+    Deltas(Deltas),
 }
 
 /// A complete answer.
@@ -38,11 +43,21 @@ pub(crate) struct Whole {
 /// An answer that goes on. Dropping it closes the connection.
 pub(crate) struct EngineStream {
     exchange: Exchange,
-    gate: Gate,
+    reader: Reader,
     head: Option<Head>,
     first: Option<Bytes>,
     lease: Lease,
     ended: bool,
+}
+
+/// What is sent.
+struct Asked {
+    api: Api,
+    body: Bytes,
+    /// Where the value of `model` lies in it.
+    model_at: Option<Range<usize>>,
+    /// It tries a Worker out that has failed.
+    trial: bool,
 }
 
 impl Placement {
@@ -56,17 +71,40 @@ impl Placement {
         body: Bytes,
         trial: bool,
     ) -> Result<Engine, Failure> {
+        job.trail.attempt();
+        if let Some(native) = job.native.as_ref().filter(|_| endpoint.may_have_responses()) {
+            let asked =
+                Asked { api: Api::Responses, body: native.body.clone(), model_at: native.model_at.clone(), trial };
+            match self.exchange(worker, endpoint, job, asked).await {
+                Ok(Some(engine)) => return Ok(engine),
+                Ok(None) => endpoint.has_no_responses(),
+                Err(failure) => return Err(failure),
+            }
+        }
+        let asked = Asked { api: job.api, body, model_at: job.model_at.clone(), trial };
+        let answer = self.exchange(worker, endpoint, job, asked).await?;
+        // Only a path that an engine may lack is answered with nothing.
+        answer.ok_or_else(|| broken("the engine does not know that path"))
+    }
+
+    /// One exchange; `None` if the engine has no `/v1/responses`, which was asked for.
+    async fn exchange(
+        &self,
+        worker: &Arc<Worker>,
+        endpoint: &Arc<Endpoint>,
+        job: &Job,
+        Asked { api, body, model_at, trial }: Asked,
+    ) -> Result<Option<Engine>, Failure> {
         let mut lease = worker.lease_for(body.len(), Duration::ZERO);
         if trial {
             lease.tries();
         }
-        job.trail.attempt();
         let body = match worker.model_for(self.pool.snapshot().own_name(&job.model)) {
-            Some(model) if !job.names_model || model != job.model => with_model(&body, job.model_at.clone(), &model),
+            Some(model) if !job.names_model || model != job.model => with_model(&body, model_at, &model),
             _ => body,
         };
         let forward = Forward {
-            api: job.api,
+            api,
             headers: &job.headers,
             request_id: &job.request_id,
             traceparent: job.traceparent.as_deref(),
@@ -90,25 +128,34 @@ impl Placement {
         };
         let head = Head::new(&parts);
         if !head.status.is_success() {
-            return Err(refused(worker, endpoint, job, &head, exchange).await);
+            let failure = refused(worker, endpoint, job, &head, exchange).await;
+            return match failure {
+                Failure::Final(error) if api == Api::Responses && is_absent(&head, &error) => Ok(None),
+                other => Err(other),
+            };
         }
+        // A response is written from what a chat says.
+        let reads = api != Api::Responses && (job.native.is_some() || (worker.normalizes() && api.generates()));
         if job.stream && head.is_event_stream() {
-            return stream(head, exchange, lease).await;
+            let reader = if reads { Reader::Normal(Box::default()) } else { Reader::Gate(Gate::new(api)) };
+            return stream(head, exchange, lease, reader).await.map(Some);
         }
-        let answer = whole(head, exchange).await;
-        if answer.is_ok() {
-            lease.answered();
+        let mut answer = whole(head, exchange).await?;
+        if let (Engine::Whole(whole), true) = (&answer, reads) {
+            let deltas = Normaliser::default().whole(&whole.body).map_err(Failure::Failed)?;
+            answer = Engine::Deltas(Deltas { deltas });
         }
-        answer
+        lease.answered();
+        Ok(Some(answer))
     }
 }
 
-async fn stream(head: Head, mut exchange: Exchange, mut lease: Lease) -> Result<Engine, Failure> {
+async fn stream(head: Head, mut exchange: Exchange, mut lease: Lease, reader: Reader) -> Result<Engine, Failure> {
     match exchange.data().await {
         Some(Ok(first)) => {
             lease.answered();
-            let (gate, head, first) = (Gate::default(), Some(head), Some(first));
-            Ok(Engine::Stream(Box::new(EngineStream { exchange, gate, head, first, lease, ended: false })))
+            let (head, first) = (reader.passes().then_some(head), Some(first));
+            Ok(Engine::Stream(Box::new(EngineStream { exchange, reader, head, first, lease, ended: false })))
         }
         Some(Err(error)) => Err(lost(&error)),
         None => Err(broken("the engine ended its stream without an answer")),
@@ -141,6 +188,11 @@ async fn whole(head: Head, mut exchange: Exchange) -> Result<Engine, Failure> {
     Ok(Engine::Whole(Box::new(Whole { head, body, first_byte })))
 }
 
+/// The engine does not know the path; one without the model says so.
+fn is_absent(head: &Head, error: &ApiError) -> bool {
+    matches!(head.status.as_u16(), 404 | 405 | 501) && !error.message.contains("model")
+}
+
 /// What an answer other than 2xx means.
 async fn refused(worker: &Worker, endpoint: &Endpoint, job: &Job, head: &Head, mut exchange: Exchange) -> Failure {
     let mut body = BytesMut::new();
@@ -157,11 +209,12 @@ async fn refused(worker: &Worker, endpoint: &Endpoint, job: &Job, head: &Head, m
             worker.want_key();
             broken("the engine refused the key that its EngineWorker was started with")
         }
-        404 | 405 | 501 if !job.api.generates() && !error.message.contains("model") => {
+        _ if !job.api.generates() && is_absent(head, &error) => {
             let workers = "its engine does not know that path";
             Failure::Final(ApiError::unsupported_endpoint(&job.model, job.api.path(), workers))
         }
         503 => Failure::Unready(error),
+        501 if job.native.is_some() => Failure::Final(error),
         // What has no error in OpenAI's shape comes from something that is no engine, or from one that is in pieces.
         500.. if error.body.is_none() => Failure::Broken(error),
         500.. => Failure::Failed(error),
@@ -186,12 +239,12 @@ impl EngineStream {
         self.head.take()
     }
 
-    /// The next whole events; `None` at the end of a complete answer.
+    /// What came next; `None` at the end of a complete answer.
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
         placement: &Placement,
-    ) -> Poll<Option<Result<Bytes, ApiError>>> {
+    ) -> Poll<Option<Result<Passed, ApiError>>> {
         if self.ended {
             return Poll::Ready(None);
         }
@@ -201,9 +254,9 @@ impl EngineStream {
                 None => match std::task::ready!(self.exchange.poll_data(cx)) {
                     Some(Ok(data)) => data,
                     // Everything was there already.
-                    Some(Err(_)) if self.gate.is_done() => {
+                    Some(Err(_)) if self.reader.is_done() => {
                         self.ended = true;
-                        return Poll::Ready(None);
+                        return Poll::Ready(self.reader.finish().transpose());
                     }
                     Some(Err(error)) => {
                         self.ended = true;
@@ -211,24 +264,27 @@ impl EngineStream {
                     }
                     None => {
                         self.ended = true;
-                        return Poll::Ready(match self.gate.finish() {
-                            Some(rest) if rest.is_empty() => None,
-                            Some(rest) => Some(Ok(rest)),
-                            None => Some(Err(ApiError::worker_fault(
-                                "the engine ended its stream before the answer was complete",
-                            ))),
-                        });
+                        return Poll::Ready(self.reader.finish().transpose());
                     }
                 },
             };
-            if let Some(out) = self.gate.push(data) {
-                return Poll::Ready(Some(Ok(out)));
+            match self.reader.push(data) {
+                Ok(None) => {}
+                Ok(Some(passed)) => return Poll::Ready(Some(Ok(passed))),
+                Err(error) => {
+                    self.ended = true;
+                    return Poll::Ready(Some(Err(error)));
+                }
             }
         }
     }
 
     /// Tokens, if the engine said so near the end.
     pub(crate) fn usage(&self) -> Option<Usage> {
-        self.gate.usage()
+        self.reader.usage()
+    }
+    /// The client sees the engine's own events.
+    pub(crate) fn passes(&self) -> bool {
+        self.reader.passes()
     }
 }

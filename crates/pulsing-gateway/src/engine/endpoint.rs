@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -28,6 +29,8 @@ pub struct Endpoint {
     /// What stands before `/v1`.
     prefix: String,
     authorization: ArcSwapOption<HeaderValue>,
+    /// It has said that it has no `/v1/responses`.
+    lacks_responses: AtomicBool,
     /// The most recently used last.
     idle: Mutex<Vec<(Wire, Instant)>>,
 }
@@ -68,6 +71,7 @@ impl Endpoint {
             authority: HeaderValue::from_str(authority.as_str()).map_err(|_| bad("names no host"))?,
             prefix: prefix.to_owned(),
             authorization: ArcSwapOption::empty(),
+            lacks_responses: AtomicBool::new(false),
             idle: Mutex::default(),
         })
     }
@@ -95,6 +99,15 @@ impl Endpoint {
             Arc::new(value)
         });
         self.authorization.store(value);
+    }
+
+    /// Whether `/v1/responses` is worth a try.
+    pub(super) fn may_have_responses(&self) -> bool {
+        !self.lacks_responses.load(Ordering::Relaxed)
+    }
+    /// It has none.
+    pub(super) fn has_no_responses(&self) {
+        self.lacks_responses.store(true, Ordering::Relaxed);
     }
 
     /// Whether somebody listens there. The connection serves the next request.
@@ -127,6 +140,8 @@ impl Endpoint {
     }
     /// Closes all idle connections: the engine they led to is gone.
     pub(crate) fn forget(&self) {
+        // What comes back may be another version.
+        self.lacks_responses.store(false, Ordering::Relaxed);
         let gone = std::mem::take(&mut *self.idle.lock());
         drop(gone);
     }

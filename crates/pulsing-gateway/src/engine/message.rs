@@ -156,31 +156,47 @@ pub(super) fn error_of(head: &Head, body: &Bytes) -> ApiError {
     error
 }
 
+/// `usage` as engines write it; that of `/v1/responses` has other names.
+#[derive(Deserialize)]
+struct WireUsage {
+    #[serde(alias = "input_tokens")]
+    prompt_tokens: u32,
+    #[serde(alias = "output_tokens")]
+    completion_tokens: Option<u32>,
+    #[serde(alias = "input_tokens_details")]
+    prompt_tokens_details: Option<WireDetails>,
+}
+
+#[derive(Deserialize)]
+struct WireDetails {
+    cached_tokens: Option<u32>,
+}
+
+impl From<WireUsage> for Usage {
+    fn from(usage: WireUsage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens.unwrap_or(0),
+            cached_tokens: usage.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0),
+        }
+    }
+}
+
+/// A `usage` object.
+pub(super) fn usage_of(value: &Value) -> Option<Usage> {
+    WireUsage::deserialize(value).ok().map(Usage::from)
+}
+
 /// The last `usage` object near the end of `bytes`.
 pub(crate) fn usage_in(bytes: &[u8]) -> Option<Usage> {
-    #[derive(Deserialize)]
-    struct Wire {
-        prompt_tokens: u32,
-        #[serde(default)]
-        completion_tokens: u32,
-        prompt_tokens_details: Option<Details>,
-    }
-    #[derive(Deserialize)]
-    struct Details {
-        cached_tokens: Option<u32>,
-    }
     const KEY: &[u8] = b"\"usage\":";
     let bytes = &bytes[bytes.len().saturating_sub(USAGE_TAIL)..];
     // In a string the quotes would stand behind backslashes, so this is a key.
     let mut end = bytes.len();
     while let Some(at) = bytes[..end].windows(KEY.len()).rposition(|window| window == KEY) {
-        let mut values = serde_json::Deserializer::from_slice(&bytes[at + KEY.len()..]).into_iter::<Wire>();
+        let mut values = serde_json::Deserializer::from_slice(&bytes[at + KEY.len()..]).into_iter::<WireUsage>();
         if let Some(Ok(usage)) = values.next() {
-            return Some(Usage {
-                prompt_tokens: usage.prompt_tokens,
-                completion_tokens: usage.completion_tokens,
-                cached_tokens: usage.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0),
-            });
+            return Some(usage.into());
         }
         end = at;
     }

@@ -1,14 +1,19 @@
 //! Engine servers that joined through an EngineWorker: the Router dials them itself, over HTTP/1.1.
 //!
 //! The EngineWorker publishes where the engine listens and how it is doing; no request passes through it. What a client
-//! sends travels as the bytes it sent, and what the engine answers as the bytes it answered.
+//! sends travels as the bytes it sent, and what the engine answers as the bytes it answered, unless its EngineWorker wants
+//! that brought into the form that strict clients accept.
 
 mod attempt;
 mod endpoint;
 mod exchange;
+mod lines;
 mod message;
+mod normal;
+mod reader;
 mod sse;
 
 pub(crate) use attempt::{Engine, EngineStream, Whole};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use message::{Head, usage_in};
+pub(crate) use reader::Passed;

@@ -3,6 +3,7 @@
 use bytes::{Bytes, BytesMut};
 
 use super::message::usage_in;
+use crate::api::Api;
 use crate::protocol::Usage;
 
 /// How much of the end of a stream is looked at for usage and the reason it finished.
@@ -16,9 +17,15 @@ const MAX_HELD: usize = 1 << 20;
 pub(super) struct Gate {
     held: BytesMut,
     tail: Vec<u8>,
+    /// A response ends with an event of its own, which is as long as the response.
+    response: Option<bool>,
 }
 
 impl Gate {
+    /// For the events of such a request.
+    pub(super) fn new(api: Api) -> Self {
+        Self { response: (api == Api::Responses).then_some(false), ..Self::default() }
+    }
     /// What may go out now that these bytes came.
     pub(super) fn push(&mut self, bytes: Bytes) -> Option<Bytes> {
         if self.held.is_empty() {
@@ -46,6 +53,9 @@ impl Gate {
         if bytes.is_empty() {
             return None;
         }
+        if self.response == Some(false) {
+            self.response = Some(ends_response(&bytes));
+        }
         let news = &bytes[bytes.len().saturating_sub(TAIL)..];
         if self.tail.len() + news.len() > 2 * TAIL {
             let spare = self.tail.len().saturating_sub(TAIL.saturating_sub(news.len()));
@@ -57,7 +67,7 @@ impl Gate {
 
     /// `data: [DONE]` was the last thing that passed.
     pub(super) fn is_done(&self) -> bool {
-        self.tail.trim_ascii_end().ends_with(b"[DONE]")
+        self.response.unwrap_or_else(|| self.tail.trim_ascii_end().ends_with(b"[DONE]"))
     }
 
     /// The body ended as HTTP says: what still has to go out, or `None` if the answer was not complete.
@@ -67,7 +77,7 @@ impl Gate {
         if complete && self.is_done() {
             return Some(rest.freeze());
         }
-        if !complete || !self.finished() {
+        if !complete || self.response.is_some() || !self.finished() {
             return None;
         }
         // Some engines leave it out; clients that wait for it would call the answer cut.
@@ -99,6 +109,15 @@ impl Gate {
     pub(super) fn usage(&self) -> Option<Usage> {
         usage_in(&self.tail)
     }
+}
+
+/// Holds one of the events that end a response. In text the quotes would stand behind backslashes.
+fn ends_response(bytes: &[u8]) -> bool {
+    ["completed", "incomplete", "failed"].iter().any(|status| {
+        [format!("event: response.{status}\n"), format!("\"type\":\"response.{status}\"")]
+            .iter()
+            .any(|mark| bytes.windows(mark.len()).any(|window| window == mark.as_bytes()))
+    })
 }
 
 /// Behind the last blank line; 0 if there is none. Line ends may be LF, CRLF or mixed.

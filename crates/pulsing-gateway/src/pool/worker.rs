@@ -98,6 +98,8 @@ struct Facts {
     model: Option<String>,
     /// `apis` in the metadata, by place in [`Api::ALL`]; a Worker that does not say generates text.
     apis: [bool; Api::ALL.len()],
+    /// `normalize` in the metadata.
+    normalizes: bool,
     /// `state` in the last report.
     reported: Option<String>,
     /// `models` in the last report.
@@ -250,6 +252,10 @@ impl Worker {
         }
         models
     }
+    /// What its engine streams is to be brought into form.
+    pub(crate) fn normalizes(&self) -> bool {
+        self.facts.load().normalizes
+    }
     /// It answers such requests. Of an engine only the engine knows.
     pub fn serves(&self, api: Api) -> bool {
         self.engine.is_some() || self.facts.load().apis[api as usize]
@@ -298,8 +304,11 @@ impl Worker {
             facts.model = metadata.get("model").filter(|model| !model.is_empty()).cloned();
             facts.continues = text("continue");
             facts.fingerprint = text("fingerprint");
+            facts.normalizes = !text("normalize").is_empty();
             let apis = metadata.get("apis").map(|apis| apis.split(',').collect::<Vec<_>>());
             facts.apis = Api::ALL.map(|api| match &apis {
+                // Routers make chats of them.
+                Some(apis) if api == Api::Responses => apis.contains(&Api::Chat.wire_name()),
                 Some(apis) => apis.contains(&api.wire_name()),
                 None => api.generates(),
             });

@@ -9,7 +9,7 @@ use tokio::time::Sleep;
 
 use super::body::Aborted;
 use super::track::Tracker;
-use crate::api::{ApiError, StreamWriter};
+use crate::api::{ApiError, StreamWriter, Writer};
 use crate::dispatch::{Piece, Source};
 use crate::protocol::Deltas;
 
@@ -22,7 +22,7 @@ const LINGER: Duration = Duration::from_millis(20);
 /// the client leaves, cancels the Workers.
 pub(crate) struct EventStream {
     source: Source,
-    writer: StreamWriter,
+    writer: Writer,
     first: Option<Piece>,
     /// An engine's events on their way, as they are.
     passing: Option<Bytes>,
@@ -47,7 +47,7 @@ enum State {
 impl EventStream {
     pub(super) fn new(
         source: Source,
-        writer: StreamWriter,
+        writer: Writer,
         first: Option<Piece>,
         ping_interval: Duration,
         deadline: Instant,
@@ -91,7 +91,7 @@ impl EventStream {
         }
         let mut out = Vec::new();
         if let Err(error) = self.fill(&mut out, cx) {
-            StreamWriter::error(&mut out, &error);
+            self.writer.error(&mut out, &error);
             self.tracker.broken(self.writer.usage(), &error);
             self.state = State::Lingering(Box::pin(tokio::time::sleep(LINGER)));
         }

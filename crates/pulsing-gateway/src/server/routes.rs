@@ -19,9 +19,9 @@ use super::peer::Peer;
 use super::track::Tracker;
 use super::{Core, receive, respond};
 use crate::admit::Rate;
-use crate::api::{self, Answer, Api, ApiError, Envelope, Parsed, StreamWriter};
+use crate::api::{self, Api, ApiError, Collector, Envelope, Parsed, Writer};
 use crate::config::GatewayConfig;
-use crate::dispatch::{Job, Piece, Source};
+use crate::dispatch::{Job, Native, Piece, Source};
 use crate::engine::{Head, Whole, usage_in};
 use crate::explain;
 use crate::metrics::Route;
@@ -44,6 +44,8 @@ enum Endpoint {
     Model(String),
     Routing,
     Generate(Api),
+    /// A response that was given before.
+    Stored,
 }
 
 impl Endpoint {
@@ -62,6 +64,8 @@ impl Endpoint {
             "/embeddings" => Self::Generate(Api::Embeddings),
             "/tokenize" => Self::Generate(Api::Tokenize),
             "/detokenize" => Self::Generate(Api::Detokenize),
+            "/responses" => Self::Generate(Api::Responses),
+            other if other.starts_with("/responses/") => Self::Stored,
             other => Self::Model(decode_percent(other.strip_prefix("/models/")?)),
         })
     }
@@ -83,6 +87,7 @@ impl Endpoint {
             Self::Metrics => Route::Metrics,
             Self::Models | Self::Model(_) => Route::Models,
             Self::Generate(api) => route_of(*api),
+            Self::Stored => Route::Responses,
         }
     }
 }
@@ -93,6 +98,7 @@ fn route_of(api: Api) -> Route {
         Api::Completions => Route::Completions,
         Api::Embeddings => Route::Embeddings,
         Api::Tokenize | Api::Detokenize => Route::Tokenize,
+        Api::Responses => Route::Responses,
     }
 }
 
@@ -194,6 +200,7 @@ async fn answer(
     let snapshot = core.placement.pool.snapshot();
     Ok(match endpoint {
         Endpoint::Generate(api) => return generate(core, api, request, request_id).await,
+        Endpoint::Stored => return Err(ApiError::not_stored()),
         Endpoint::Root => respond::json(
             200,
             json!({"service": "pulsing-router", "version": env!("CARGO_PKG_VERSION"), "model": config.model_name})
@@ -334,7 +341,13 @@ async fn run(
     let body = receive::read(body, config.max_body, config.body_timeout, expects_continue).await?;
     tracker.trail.spent(Stage::Body, sending);
     let parsing = Instant::now();
-    let mut parsed = api::parse(api, &body)?;
+    let translated = if api == Api::Responses { Some(api::translate(&body)?) } else { None };
+    let (native, body) = match &translated {
+        Some(chat) => (Some(Native { body, model_at: chat.model_at.clone() }), chat.chat.clone()),
+        None => (None, body),
+    };
+    let mut parsed =
+        api::parse(api, &body).map_err(|error| if translated.is_some() { error.of_response() } else { error })?;
     let model = parsed.model.clone().unwrap_or_else(|| config.model_name.clone());
     let snapshot = core.placement.pool.snapshot();
     if snapshot.ready_for(&model).is_none() {
@@ -349,13 +362,15 @@ async fn run(
     tracker.trail.spent(Stage::Queue, queued);
     let choices = parsed.bodies.len() as u32 * parsed.n;
     let bodies = std::mem::take(&mut parsed.bodies);
-    let job = Arc::new(job(core, head.headers, request_id, &body, &mut parsed, &model, tracker));
+    let mut job = job(core, head.headers, request_id, &body, &mut parsed, &model, tracker);
+    job.native = native;
+    let job = Arc::new(job);
     let envelope = Envelope { api, id: answer_id(api), created: unix_now(), model, choices };
     let mut source = Source::new(&core.placement, &job, body, bodies, parsed.n);
     let late = || ApiError::deadline(config.request_timeout.as_secs_f64());
 
     if !parsed.stream {
-        let mut answer = Answer::new(envelope);
+        let mut answer = Collector::new(envelope, translated.as_ref());
         let collect = async {
             let mut begun = None;
             while let Some(piece) = source.next().await {
@@ -402,7 +417,7 @@ async fn run(
         Err(_) if Instant::now() >= deadline => return Err(late()),
         Err(_) => None,
     };
-    let writer = StreamWriter::new(&envelope, parsed.include_usage);
+    let writer = Writer::new(&envelope, parsed.include_usage, translated.as_ref());
     let (ping, limit) = (config.ping_interval, config.request_timeout);
     let head = match &mut first {
         Some(Piece::Events(_, head)) => head.take(),
@@ -433,7 +448,9 @@ fn job(
     let traceparent = text("traceparent").map(str::to_owned);
     let picker = core.placement.config.picker.as_ref();
     Job {
-        api: parsed.api,
+        // Workers are asked for the chat that a response was made into.
+        api: if parsed.api == Api::Responses { Api::Chat } else { parsed.api },
+        native: None,
         model: model.to_owned(),
         names_model: parsed.model.is_some(),
         model_at: parsed.model_at.take(),
@@ -477,8 +494,12 @@ fn pick_request(headers: &HeaderMap, raw: &[u8]) -> PickRequest {
 }
 
 fn answer_id(api: Api) -> String {
-    let prefix = if api == Api::Chat { "chatcmpl" } else { "cmpl" };
-    format!("{prefix}-{:032x}", rand::random::<u128>())
+    let prefix = match api {
+        Api::Chat => "chatcmpl-",
+        Api::Responses => "resp_",
+        _ => "cmpl-",
+    };
+    format!("{prefix}{:032x}", rand::random::<u128>())
 }
 
 fn unix_now() -> u64 {

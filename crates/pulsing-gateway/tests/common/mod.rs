@@ -18,8 +18,9 @@ use pulsing_core::{
     Reply, ReplyEvent, ReplySink, Responder, StreamSink, Target,
 };
 use pulsing_gateway::cluster::{BoxFuture, Instances};
+pub use pulsing_gateway::protocol::Delta;
 use pulsing_gateway::protocol::{
-    self, Answer, Delta, Deltas, Description, Generate, Kind, LoadReport, Question, Request, Usage,
+    self, Answer, Deltas, Description, Generate, Kind, LoadReport, Question, Request, Usage,
 };
 use pulsing_gateway::{Cluster, Gateway, GatewayConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
