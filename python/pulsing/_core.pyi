@@ -61,6 +61,10 @@ class Buffer:
 class CallHandle:
     """Control over one call that is out."""
 
+    @property
+    def token(self) -> int:
+        """What the call's events carry."""
+
     def cancel(self) -> None:
         """The answer is no longer wanted; the callee's handler is cancelled. Idempotent."""
 
@@ -138,6 +142,13 @@ class InboundCall:
 
         Raises:
             RuntimeError: Answered already, or a stream has begun.
+        """
+
+    def answer(self, pickled: bytes) -> None:
+        """`reply` with one pickle, which is copied.
+
+        Raises:
+            RuntimeError: As `reply`.
         """
 
     def start(self, header: bytes) -> None:
@@ -367,7 +378,6 @@ class System:
     def call(
         self,
         bridge: Bridge,
-        token: int,
         node: bytes,
         actor: bytes,
         codec: int,
@@ -381,7 +391,14 @@ class System:
         window: int,
         idempotent: bool = False,
     ) -> CallHandle:
-        """Sends a call whose every outcome is reported to `token`. `bytes` of 64 KiB and more are lent, not copied."""
+        """Sends a call; every outcome is reported to the token of the handle. `bytes` of 64 KiB and more are lent, not
+        copied.
+        """
+
+    def ask(
+        self, bridge: Bridge, node: bytes, actor: bytes, pickled: bytes, timeout: float | None, window: int
+    ) -> CallHandle:
+        """`call` with one pickle, which is copied, and nothing else that a call may carry."""
 
     def tell(
         self,

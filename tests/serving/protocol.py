@@ -21,11 +21,12 @@ class Call:
     def __init__(self, ref: Any, head: bytes, body: bytes | None = None, *, window: int = WINDOW) -> None:
         self._bridge = _bridge.bridge_of(asyncio.get_running_loop())
         self._events: asyncio.Queue[Any] = asyncio.Queue()
-        self.token = self._bridge.token(self._events.put_nowait)
         self.handle = ref._system.core.call(
-            self._bridge.core, self.token, ref.node_id.raw, ref.actor_id.raw, CODEC, head,
+            self._bridge.core, ref.node_id.raw, ref.actor_id.raw, CODEC, head,
             [] if body is None else [body], 30.0, None, [], None, False, window,
         )  # fmt: skip
+        self.token = self.handle.token
+        self._bridge.handlers[self.token] = self._events.put_nowait
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:

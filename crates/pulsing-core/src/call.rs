@@ -141,7 +141,14 @@ pub struct CancelSignal(Arc<CancelInner>);
 #[derive(Default)]
 struct CancelInner {
     fired: AtomicBool,
-    hooks: Mutex<Vec<CancelHook>>,
+    hooks: Mutex<Hooks>,
+}
+
+/// Most calls have one hook: it needs no list.
+#[derive(Default)]
+struct Hooks {
+    first: Option<CancelHook>,
+    others: Vec<CancelHook>,
 }
 
 impl CancelSignal {
@@ -160,7 +167,12 @@ impl CancelSignal {
             drop(hooks);
             hook();
         } else {
-            hooks.push(Box::new(hook));
+            let hook: CancelHook = Box::new(hook);
+            if hooks.first.is_none() && hooks.others.is_empty() {
+                hooks.first = Some(hook);
+            } else {
+                hooks.others.push(hook);
+            }
         }
     }
     /// Resolves when the signal fires.
@@ -181,13 +193,15 @@ impl CancelSignal {
             self.0.fired.store(true, Ordering::Release);
             std::mem::take(&mut *hooks)
         };
-        for hook in hooks {
+        for hook in hooks.first.into_iter().chain(hooks.others) {
             hook();
         }
     }
     /// Forgets the hooks: the call is over.
     fn clear(&self) {
-        self.0.hooks.lock().clear();
+        // What they hold may call back: not under the lock.
+        let hooks = std::mem::take(&mut *self.0.hooks.lock());
+        drop(hooks);
     }
 }
 

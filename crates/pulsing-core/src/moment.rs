@@ -9,7 +9,12 @@ const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The instant `after` from now, or, beyond a hundred years, one that is not reached.
 pub(crate) fn from_now(after: Duration) -> Instant {
-    Instant::now() + after.min(FAR)
+    later(Instant::now(), after)
+}
+
+/// The same from `now`, which was just taken.
+pub(crate) fn later(now: Instant, after: Duration) -> Instant {
+    now + after.min(FAR)
 }
 
 #[cfg(test)]

@@ -29,6 +29,9 @@ impl ReplySink for QueueSink {
 /// Control over one call that is out.
 #[pyclass(frozen, module = "pulsing._core")]
 pub(crate) struct CallHandle {
+    /// What its events carry.
+    #[pyo3(get)]
+    pub(crate) token: u64,
     pub(crate) inner: pulsing_core::CallHandle,
     pub(crate) runtime: tokio::runtime::Handle,
 }

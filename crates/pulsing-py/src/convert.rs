@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pulsing_core::{Ending, Error, Payload, ReplyEvent};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::inbound::InboundCall;
 use crate::queue::{Event, Queue};
@@ -22,6 +22,7 @@ const DONE: u8 = 8;
 const CHANGED: u8 = 9;
 const DISPLACED: u8 = 10;
 const ENDING: u8 = 11;
+const PLAIN: u8 = 12;
 
 /// `(kind, token, ...)`.
 pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> PyResult<Bound<'py, PyTuple>> {
@@ -32,7 +33,14 @@ pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> P
         Event::Reply(token, ReplyEvent::StreamStart) => (STREAM_START, token).into_pyobject(py),
         Event::Reply(token, ReplyEvent::End) => (END, token).into_pyobject(py),
         Event::Inbound { key, token, call } => {
-            (INBOUND, key, Py::new(py, InboundCall::new(py, queue, token, *call)?)?).into_pyobject(py)
+            if !InboundCall::is_plain(&call) {
+                return (INBOUND, key, Py::new(py, InboundCall::new(py, queue, token, *call)?)?).into_pyobject(py);
+            }
+            // With what every call has, so that the loop need not ask for each.
+            let sender = call.sender.map(|id| PyBytes::new(py, &id.to_bytes()));
+            let call = InboundCall::new(py, queue, token, *call)?;
+            let (head, timeout) = (call.head(py), call.timeout());
+            (PLAIN, key, Py::new(py, call)?, head, timeout, sender, token).into_pyobject(py)
         }
         Event::Cancelled(token) => (CANCELLED, token).into_pyobject(py),
         Event::Credit(token) => (CREDIT, token).into_pyobject(py),
@@ -53,6 +61,9 @@ pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> P
 
 fn carrying<'py>(py: Python<'py>, kind: u8, token: u64, payload: Payload) -> PyResult<Bound<'py, PyTuple>> {
     let codec = payload.codec.0;
+    if payload.buffers.is_empty() {
+        return (kind, token, codec, PyBytes::new(py, &payload.head), PyTuple::empty(py)).into_pyobject(py);
+    }
     let (head, buffers) = payload::to_python(py, payload)?;
     (kind, token, codec, head, buffers).into_pyobject(py)
 }

@@ -102,6 +102,21 @@ impl InboundCall {
             answer: Mutex::new(Answer::Open(call.responder)),
         })
     }
+    /// A pickled ask that carries nothing but its arguments, a deadline and its sender.
+    pub(crate) fn is_plain(call: &Call) -> bool {
+        call.payload.codec == Codec::PICKLE
+            && call.payload.buffers.is_empty()
+            && call.mode == Mode::Ask
+            && !call.no_wait
+            && call.chain.is_empty()
+            && call.trace.is_none()
+    }
+    pub(crate) fn head(&self, py: Python<'_>) -> Py<PyBytes> {
+        self.head.clone_ref(py)
+    }
+    pub(crate) fn timeout(&self) -> Option<f64> {
+        self.timeout
+    }
     /// The answer, which nobody has any more.
     fn take(&self) -> PyResult<Answer> {
         runtime::check_fork()?;
@@ -174,6 +189,18 @@ impl InboundCall {
         let payload = payload::from_python(codec.unwrap_or(self.codec), head, buffers, Owner::GoesOn)?;
         match self.take()? {
             Answer::Open(responder) => responder.value(payload),
+            stream => {
+                *self.answer.lock() = stream;
+                return Err(PyRuntimeError::new_err("this call is answered by a stream: end() it, or fail() it"));
+            }
+        }
+        Ok(())
+    }
+    /// `reply` with one pickle.
+    fn answer(&self, pickled: &Bound<'_, PyBytes>) -> PyResult<()> {
+        let head = Bytes::copy_from_slice(pickled.as_bytes());
+        match self.take()? {
+            Answer::Open(responder) => responder.value(Payload { codec: Codec::PICKLE, head, buffers: Vec::new() }),
             stream => {
                 *self.answer.lock() = stream;
                 return Err(PyRuntimeError::new_err("this call is answered by a stream: end() it, or fail() it"));

@@ -1,6 +1,7 @@
 //! The process's one tokio runtime.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::raw::c_int;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -16,6 +17,22 @@ const WORKERS: usize = 2;
 static RUNTIME: Mutex<Slot> = Mutex::new(Slot::Idle);
 /// The process that started the runtime, 0 before. Read without a lock: after a fork any lock may be held for ever.
 static OWNER: AtomicUsize = AtomicUsize::new(0);
+/// Set in a process that was forked from one that had started the runtime. To ask for the process id costs a system call,
+/// and every call looks here.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" {
+    /// POSIX: has functions called around each fork.
+    fn pthread_atfork(
+        prepare: Option<unsafe extern "C" fn()>,
+        parent: Option<unsafe extern "C" fn()>,
+        child: Option<unsafe extern "C" fn()>,
+    ) -> c_int;
+}
+
+unsafe extern "C" fn forked() {
+    FORKED.store(true, Ordering::Release);
+}
 
 enum Slot {
     Idle,
@@ -25,8 +42,7 @@ enum Slot {
 
 /// Refuses work in a forked child: the runtime's threads stayed in the parent.
 pub(crate) fn check_fork() -> PyResult<()> {
-    let owner = OWNER.load(Ordering::Acquire);
-    if owner != 0 && owner != std::process::id() as usize {
+    if FORKED.load(Ordering::Acquire) {
         return Err(PyRuntimeError::new_err(
             "this process was forked from one that had started Pulsing, whose threads do not exist here; start it with \
              multiprocessing's 'spawn' or 'forkserver' method, or fork before the first pul.init()",
@@ -45,6 +61,11 @@ pub(crate) fn handle() -> PyResult<Handle> {
     }
     let mut slot = RUNTIME.lock();
     if let Slot::Idle = *slot {
+        // SAFETY: the function only stores to a static atomic, which may be done in a child of a process with threads, and
+        // lives as long as the process: extension modules are not unloaded.
+        if unsafe { pthread_atfork(None, None, Some(forked)) } != 0 {
+            return Err(PyRuntimeError::new_err("cannot start the runtime: no memory to watch for forks"));
+        }
         let runtime = Builder::new_multi_thread()
             .worker_threads(WORKERS)
             .thread_name("pulsing-net")

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use pulsing_core as core;
 use pulsing_core::{
     ActorId, ActorSpec, CallOptions, Error, NodeId, Passphrase, PkiFiles, Security, SystemConfig, Target, Transport,
@@ -33,6 +34,13 @@ pub(crate) struct System {
 }
 
 impl System {
+    fn dispatch(&self, bridge: &Bridge, target: Target, payload: core::Payload, options: CallOptions) -> CallHandle {
+        let queue = bridge.queue();
+        let token = queue.token();
+        let _guard = self.runtime.enter();
+        let inner = self.core.dispatch(target, payload, options, Arc::new(QueueSink { queue, token }));
+        CallHandle { token, inner, runtime: self.runtime.clone() }
+    }
     /// The node itself, for other parts of this extension.
     #[allow(dead_code)]
     pub(crate) fn core(&self) -> core::System {
@@ -404,11 +412,10 @@ impl System {
         });
         Ok(())
     }
-    #[pyo3(signature = (bridge, token, node, actor, codec, head, buffers, timeout, sender, chain, trace, no_wait, window, idempotent = false))]
+    #[pyo3(signature = (bridge, node, actor, codec, head, buffers, timeout, sender, chain, trace, no_wait, window, idempotent = false))]
     fn call(
         &self,
         bridge: &Bridge,
-        token: u64,
         node: &[u8],
         actor: &[u8],
         codec: u8,
@@ -426,10 +433,24 @@ impl System {
         let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
         let payload = payload::from_python(codec, head, buffers, Owner::Waits)?;
         let options = CallOptions { idempotent, ..options(timeout, sender, chain, trace, no_wait, window)? };
-        let sink = Arc::new(QueueSink { queue: bridge.queue(), token });
-        let _guard = self.runtime.enter();
-        let inner = self.core.dispatch(target, payload, options, sink);
-        Ok(CallHandle { inner, runtime: self.runtime.clone() })
+        Ok(self.dispatch(bridge, target, payload, options))
+    }
+    /// `call` with one pickle, from no actor.
+    #[pyo3(signature = (bridge, node, actor, pickled, timeout, window))]
+    fn ask(
+        &self,
+        bridge: &Bridge,
+        node: &[u8],
+        actor: &[u8],
+        pickled: &Bound<'_, PyBytes>,
+        timeout: Option<f64>,
+        window: u32,
+    ) -> PyResult<CallHandle> {
+        runtime::check_fork()?;
+        let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
+        let payload = core::Payload::new(core::Codec::PICKLE, Bytes::copy_from_slice(pickled.as_bytes()));
+        let options = CallOptions { timeout: seconds("timeout", timeout)?, window, ..CallOptions::default() };
+        Ok(self.dispatch(bridge, target, payload, options))
     }
     /// None: the message is on its way.
     #[pyo3(signature = (bridge, node, actor, codec, head, buffers, sender, trace, no_wait))]

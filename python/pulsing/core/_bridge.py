@@ -26,7 +26,8 @@ from pulsing.core._watchdog import LoopWatch
     CHANGED,
     DISPLACED,
     ENDING,
-) = range(12)
+    PLAIN,
+) = range(13)
 
 Event = tuple[Any, ...]
 Handler = Callable[[Event], None]
@@ -97,7 +98,7 @@ class LoopBridge:
         if self.closed:
             return
         self.closed = True
-        _bridges.pop(id(self.loop), None)
+        bridges.pop(id(self.loop), None)
         if not self.loop.is_closed():
             self.loop.remove_reader(self.core.fileno())
         self.core.close()
@@ -113,11 +114,20 @@ class LoopBridge:
                 if handler is None:
                     continue
                 try:
-                    handler(event)
+                    handler(event if event[0] != STREAM_START else self._held(event, handler))
                 except Exception:  # noqa: BLE001 - one bad event must not cost the loop the others
-                    _log.exception("internal error while delivering event %r", event[:2])
+                    if not _gave_up(handler):
+                        _log.exception("internal error while delivering event %r", event[:2])
         finally:
             core.flush()
+
+    def _held(self, event: Event, handler: Handler) -> Event:
+        """Keeps what follows a stream's beginning for a caller that has not looked yet: as the event's third part."""
+        if _asked(handler) is None:
+            return event
+        held: list[Event] = []
+        self.handlers[event[1]] = held.append
+        return (*event, held)
 
     def _watch_loop_end(self) -> None:
         # A loop has no hook for its end, but `asyncio.run` closes the asynchronous generators that began in it, ours
@@ -139,16 +149,29 @@ class LoopBridge:
             self._sentinel.asend(None).send(None)
 
 
-_bridges: dict[int, LoopBridge] = {}
+def _asked(handler: Handler) -> asyncio.Future[Event] | None:
+    """The future that a handler sets, if it does that only: a caller waits for the first event of its call."""
+    future = getattr(handler, "__self__", None)
+    return future if isinstance(future, asyncio.Future) else None
+
+
+def _gave_up(handler: Handler) -> bool:
+    """Whether a caller was cancelled in this very turn, and has not forgotten its token yet."""
+    future = _asked(handler)
+    return future is not None and future.cancelled()
+
+
+bridges: dict[int, LoopBridge] = {}
+"""The bridge of each loop that has one, by the loop's `id`."""
 
 
 def bridge_of(loop: asyncio.AbstractEventLoop) -> LoopBridge:
     """The bridge of the running loop, made at its first use."""
-    bridge = _bridges.get(id(loop))
+    bridge = bridges.get(id(loop))
     if bridge is not None and bridge.loop is loop and not bridge.closed:
         return bridge
-    for other in list(_bridges.values()):
+    for other in list(bridges.values()):
         if other.loop.is_closed():
             other.close()
-    bridge = _bridges[id(loop)] = LoopBridge(loop)
+    bridge = bridges[id(loop)] = LoopBridge(loop)
     return bridge

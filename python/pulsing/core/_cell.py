@@ -38,6 +38,7 @@ class Cell:
         "metadata",
         "methods",
         "name",
+        "protocols",
         "public",
         "raw",
         "receive",
@@ -66,6 +67,8 @@ class Cell:
         """The instance's remote methods."""
         self.receive: MethodSpec | None = None
         """How the instance's `receive` runs, if it has one."""
+        self.protocols: Collection[int] = ()
+        """Codecs whose calls the actor takes raw, in `on_protocol_call`."""
         self.metadata: dict[str, str] = {}
         self.state = STARTING
         self.key = 0
@@ -93,12 +96,6 @@ class Cell:
         """``module.Class`` of the instance."""
         cls = type(self.instance)
         return f"{cls.__module__}.{cls.__qualname__}"
-
-    @property
-    def protocols(self) -> Collection[int]:
-        """Codecs whose calls the actor takes raw, in `on_protocol_call`."""
-        found: Collection[int] = getattr(type(self.instance), "__pulsing_protocols__", ())
-        return found
 
     def displaced(self, loss: str) -> None:
         """Another node's older claim of its unique name stands: the actor stops."""

@@ -79,7 +79,10 @@ class Delivery:
     def value(self, value: Any) -> None:
         """Answers with a value."""
         if self.state != DONE:
-            self.finish()
+            if self._timer is None and self._accepted is None and self.on_end is None:
+                self.state = DONE
+            else:
+                self.finish()
             self.reply.value(value)
 
     def fail(self, error: BaseException) -> None:

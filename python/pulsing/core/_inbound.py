@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from collections.abc import Sequence
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from pulsing import _core
-from pulsing.core._bridge import DISPLACED, ENDING
+from pulsing.core._bridge import DISPLACED, ENDING, INBOUND, PLAIN
 from pulsing.core._cell import Cell
-from pulsing.core._delivery import Delivery
+from pulsing.core._delivery import DONE, Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec
 from pulsing.core._life import STOPPED
-from pulsing.core._pickle import loads
-from pulsing.core._propagate import arrive
+from pulsing.core._pickle import GLOBAL, loads
+from pulsing.core._propagate import OTEL, arrive
 from pulsing.core._refusals import stopped
 from pulsing.core._reply import PICKLE, RAW, RemoteReply, Reply, TellReply, consumer_gone, decode, wait_credit
 from pulsing.exceptions import PulsingRuntimeError, PulsingUnsupportedError
@@ -132,7 +134,40 @@ class Inlet:
         self._bridge = bridge
         self._cell = cell
 
-    def __call__(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
+        """Takes one event of the actor."""
+        if event[0] != PLAIN:
+            self._take_other(event)
+            return
+        # An ask that carries nothing unusual, without what it does not have; any other goes the longer way.
+        _, _, call, head, timeout, sender, token = event
+        cell = self._cell
+        if GLOBAL not in head and cell.state < STOPPED and not cell.protocols and OTEL not in modules:
+            try:
+                op, name, args, kwargs = pickle.loads(head)
+                spec = cell.methods.get(name) if op == OP_CALL else None
+            except Exception:  # noqa: BLE001 - whatever the unpickling raises, the longer way tells the caller
+                spec = None
+            if spec is not None:
+                system = cell.system
+                system.counts.inbound += 1
+                d = Delivery(system.loop, spec, args, kwargs, RemoteReply(self._bridge, call))
+                if sender is not None:
+                    d.sender = sender
+                if timeout is not None:
+                    d.limit = timeout
+                    d.deadline = system.loop.time() + timeout
+                    if timeout <= 0.0:
+                        d.cell = cell
+                        if d.expired():
+                            return
+                cell.mailbox.deliver(d)
+                if d.state != DONE:
+                    self._cancellable(d, token)
+                return
+        self._take_other((INBOUND, cell.key, call))
+
+    def _take_other(self, event: Event) -> None:
         if event[0] == DISPLACED:
             self._cell.displaced(event[2])
             return
@@ -149,6 +184,11 @@ class Inlet:
             self._protocol(call)
         else:
             self._deliver(call)
+
+    def _cancellable(self, d: Delivery, token: int) -> None:
+        cell = self._cell
+        self._bridge.handlers[token] = lambda _: d.cancel(stopped(cell))
+        d.on_end = lambda: self._bridge.forget(token)
 
     def _protocol(self, raw: _core.InboundCall) -> None:
         call = InboundCall(self._bridge, raw)
@@ -219,8 +259,7 @@ class Inlet:
         d.no_wait = call.no_wait
         cell.mailbox.deliver(d)
         if not remote.done:
-            self._bridge.handlers[call.token] = lambda _: d.cancel(stopped(cell))
-            d.on_end = lambda: self._bridge.forget(call.token)
+            self._cancellable(d, call.token)
 
     def _decode(self, call: _core.InboundCall) -> tuple[Resolved, dict[str, bytes] | None]:
         cell = self._cell

@@ -156,6 +156,7 @@ class Life:
         cell.instance = instance
         cell.methods = methods_of(type(instance))
         cell.receive = receive_of(type(instance))
+        cell.protocols = getattr(type(instance), "__pulsing_protocols__", ())
         self._stop_due = True
         adopt_tools(instance, cell)
         metadata = getattr(instance, "metadata", None)

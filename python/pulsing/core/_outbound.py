@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import weakref
 from collections.abc import Awaitable
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from pulsing import _core
 from pulsing.core import _bridge
+from pulsing.core._context import current
 from pulsing.core._dispatch import OP_MESSAGE
 from pulsing.core._errors import from_core
-from pulsing.core._pickle import dumps, dumps_whole
-from pulsing.core._propagate import pack
+from pulsing.core._options import PLAIN, Default
+from pulsing.core._pickle import GLOBAL, dumps, dumps_whole, is_short
+from pulsing.core._propagate import OTEL, chosen, gather, pack
 from pulsing.core._reply import PICKLE, RAW, decode
 from pulsing.core._streams import WINDOW, StreamReader
 from pulsing.core.messaging import Message
@@ -41,6 +46,48 @@ def _envelope(
     return PICKLE, head, buffers
 
 
+async def ask_far(
+    ref: ActorRef, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> Any:
+    """`ActorRef._ask` of an actor on another node, or on this one for another loop."""
+    loop = asyncio.get_running_loop()
+    context = current.get()
+    limit = options.timeout
+    if isinstance(limit, Default):
+        limit = ref._system.default_timeout
+    trace, carried = None if context is None else context.trace, None
+    if chosen.active or OTEL in modules:
+        trace, carried = gather(context)
+    if context is not None:
+        limit = ref._remainder(loop, context, limit, name)
+    bridge = _bridge.bridges.get(id(loop))
+    if bridge is None or bridge.loop is not loop or bridge.closed:
+        bridge = _bridge.bridge_of(loop)
+    if context is None and not carried and trace is None and options is PLAIN and is_short(args, kwargs):
+        # The usual call, without what it does not have.
+        pickled = pickle.dumps((op, name, args, kwargs), 5)
+        try:
+            handle = ref._system.core.ask(bridge.core, ref.node_id.raw, ref._raw, pickled, limit, WINDOW)
+        except _core.CoreError as error:
+            raise from_core(error.args) from None
+    else:
+        handle = _sent_off(bridge, ref, op, name, args, kwargs, limit, options, context, trace, carried)
+    # From here on as in `remote_ask`, which every usual call would pay a coroutine more for.
+    future = loop.create_future()
+    bridge.handlers[handle.token] = future.set_result
+    try:
+        event = await future
+    except BaseException:
+        _give_up(bridge, handle)
+        raise
+    if event[0] != _bridge.VALUE:
+        return await _otherwise(bridge, ref, name, handle, event)
+    bridge.handlers.pop(event[1], None)
+    if event[2] == PICKLE and not event[4] and GLOBAL not in event[3]:
+        return pickle.loads(event[3])
+    return decode(event[2], event[3], event[4], ref._system)
+
+
 async def remote_ask(
     ref: ActorRef,
     op: int,
@@ -50,17 +97,40 @@ async def remote_ask(
     limit: float | None,
     options: Options,
     context: CallContext | None,
-    trace: str | None = None,
-    carried: dict[str, Any] | None = None,
 ) -> Any:
-    """Calls through Rust and returns the value or the stream that answers."""
+    """Calls through Rust with this limit, carrying nothing, and returns the value or the stream that answers."""
     bridge = _bridge.bridge_of(asyncio.get_running_loop())
-    codec, head, buffers = _envelope(op, name, args, kwargs, carried)
-    call = _Call(bridge, ref, name or "receive")
+    handle = _sent_off(bridge, ref, op, name, args, kwargs, limit, options, context, None, None)
+    future = bridge.loop.create_future()
+    bridge.handlers[handle.token] = future.set_result
     try:
-        call.handle = ref._system.core.call(
+        event = await future
+    except BaseException:
+        _give_up(bridge, handle)
+        raise
+    if event[0] != _bridge.VALUE:
+        return await _otherwise(bridge, ref, name, handle, event)
+    bridge.forget(handle.token)
+    return decode(event[2], event[3], event[4], ref._system)
+
+
+def _sent_off(
+    bridge: LoopBridge,
+    ref: ActorRef,
+    op: int,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    limit: float | None,
+    options: Options,
+    context: CallContext | None,
+    trace: str | None,
+    carried: dict[str, Any] | None,
+) -> _core.CallHandle:
+    codec, head, buffers = _envelope(op, name, args, kwargs, carried)
+    try:
+        return ref._system.core.call(
             bridge.core,
-            call.token,
             ref.node_id.raw,
             ref.actor_id.raw,
             codec,
@@ -75,20 +145,42 @@ async def remote_ask(
             options.idempotent,
         )
     except _core.CoreError as error:
-        bridge.forget(call.token)
         raise from_core(error.args) from None
-    except BaseException:
-        bridge.forget(call.token)
-        raise
     finally:
         # Lent to the call by now. An error remembers this frame, which must not keep views in a cycle (see `_pickle`).
         del buffers
+
+
+def _give_up(bridge: LoopBridge, handle: _core.CallHandle) -> None:
+    bridge.forget(handle.token)
+    if not bridge.closed:
+        handle.cancel()
+
+
+async def _otherwise(bridge: LoopBridge, ref: ActorRef, name: str, handle: _core.CallHandle, event: Event) -> Any:
+    """What a call returns or raises whose first event is no value."""
+    if event[0] == _bridge.ERROR:
+        bridge.forget(handle.token)
+        failure = from_core(event[2])
+        # Rust does not know the method. Which one did not answer is half of the diagnosis.
+        raise _named(ref, name or "receive", failure) if event[2][0] == "timeout" else failure
+    stream = _Stream(bridge, ref, handle)
+    for held in event[2]:
+        stream.on_event(held)
     try:
-        await call.future
-    except asyncio.CancelledError:
-        call.cancel()
+        await stream.begun
+    except BaseException:
+        stream.cancel()
         raise
-    return call.take()
+    return stream.take()
+
+
+def _named(ref: ActorRef, method: str, error: BaseException) -> BaseException:
+    if not isinstance(error, PulsingTimeoutError) or method in error.operation:
+        return error
+    named = PulsingTimeoutError(f"{ref._label()}.{method} ({error.operation})", error.duration_ms)
+    named.state_changed = error.state_changed
+    return named
 
 
 def remote_tell(
@@ -143,78 +235,48 @@ async def _sent(bridge: LoopBridge, waiting: _core.PendingTell) -> None:
         waiting.cancel()
 
 
-class _Call:
-    """One call that is out, and the stream that may answer it."""
+class _Stream:
+    """The stream that answers a call."""
 
-    __slots__ = ("_bridge", "_failure", "_first", "_method", "_reader", "_ref", "_result", "future", "handle", "token")
+    __slots__ = ("__weakref__", "_bridge", "_first", "_handle", "_reader", "_ref", "_result", "begun")
 
-    def __init__(self, bridge: LoopBridge, ref: ActorRef, method: str) -> None:
+    def __init__(self, bridge: LoopBridge, ref: ActorRef, handle: _core.CallHandle) -> None:
         self._bridge = bridge
         self._ref = ref
-        self._method = method
-        self.future: asyncio.Future[None] = bridge.loop.create_future()
-        self.handle: _core.CallHandle | None = None
-        self._result: Any = None
-        self._failure: BaseException | None = None
-        self._reader: Any = None
-        self._first = False
-        self.token = bridge.token(self._on_event)
+        self._handle = handle
+        self.begun: asyncio.Future[None] = bridge.loop.create_future()
+        """Done when it is known what the answer is: at the first item, or the end."""
+        self._first = True
+        # Rust keeps its idle limit.
+        reader = StreamReader(bridge.loop, handle.grant, self.cancel)
+        self._result: Any = reader
+        # Weak: the consumer alone keeps its reader alive, and ends the producer by dropping it.
+        self._reader = weakref.ref(reader)
+        bridge.handlers[handle.token] = self.on_event
 
     def take(self) -> Any:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        """The reader, or the message that it is the body of; no longer held here."""
         result, self._result = self._result, None
         return result
 
-    def _settle(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
-
-    def _on_event(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
+        """Takes what Rust says about it."""
         kind = event[0]
         if kind == _bridge.ITEM:
             self._item(event)
-        elif kind == _bridge.VALUE:
-            self._bridge.forget(self.token)
-            try:
-                self._result = decode(event[2], event[3], event[4], self._ref._system)
-            except Exception as error:  # noqa: BLE001 - whatever the unpickling of the callee's objects raises
-                self._failure = error
+        elif kind in (_bridge.END, _bridge.ERROR):
+            self._bridge.forget(self._handle.token)
+            reader = self._reader()
+            if reader is not None:
+                reader.finish(from_core(event[2]) if kind == _bridge.ERROR else None)
             self._settle()
-        elif kind == _bridge.ERROR:
-            self._bridge.forget(self.token)
-            failure = from_core(event[2])
-            if self._reader is None:
-                if event[2][0] == "timeout":
-                    # Rust does not know the method. Which one did not answer is half of the diagnosis.
-                    failure = self._named(failure)
-                self._failure = failure
-                self._settle()
-            else:
-                self._finish(failure)
-        elif kind == _bridge.STREAM_START:
-            import weakref
 
-            # Rust keeps its idle limit.
-            reader = StreamReader(self._bridge.loop, self._grant, self.cancel)
-            self._reader = weakref.ref(reader)
-            self._result = reader
-            self._first = True
-        elif kind == _bridge.END:
-            self._bridge.forget(self.token)
-            self._finish(None)
-
-    def _named(self, error: BaseException) -> BaseException:
-        if not isinstance(error, PulsingTimeoutError) or self._method in error.operation:
-            return error
-        what = f"{self._ref._label()}.{self._method} ({error.operation})"
-        named = PulsingTimeoutError(what, error.duration_ms)
-        named.state_changed = error.state_changed
-        return named
+    def _settle(self) -> None:
+        if not self.begun.done():
+            self.begun.set_result(None)
 
     def _item(self, event: Event) -> None:
-        reader = self._reader() if self._reader is not None else None
+        reader = self._reader()
         if reader is None:
             return
         if self._first:
@@ -228,21 +290,10 @@ class _Call:
                 return
         try:
             reader.push(decode(event[2], event[3], event[4], self._ref._system))
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - whatever the unpickling of the callee's objects raises
             reader.finish(error)
             self.cancel()
 
-    def _finish(self, error: BaseException | None) -> None:
-        reader = self._reader() if self._reader is not None else None
-        if reader is not None:
-            reader.finish(error)
-        self._settle()
-
-    def _grant(self, items: int) -> None:
-        if self.handle is not None:
-            self.handle.grant(items)
-
     def cancel(self) -> None:
-        self._bridge.forget(self.token)
-        if self.handle is not None and not self._bridge.closed:
-            self.handle.cancel()
+        """Nobody wants the rest."""
+        _give_up(self._bridge, self._handle)

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
 _MOST_BUFFERS = 2048
 """The lengths of all parts of a message fit the header of a frame; buffers beyond this many stay in the pickle."""
-_ATOMS = frozenset({int, float, bool, str, type(None)})
+ATOMS = frozenset({int, float, bool, str, type(None)})
 """Types that pickle by themselves: nothing in them goes beside the pickle or travels by value."""
-_SHORT = 4096
+SHORT = 4096
 """Bytes of a ``bytes`` object that pickles by itself, too, though the pickler would keep a long one beside."""
+GLOBAL = 0x93
+"""Byte of a pickle of protocol 5 that names a class or a function. Where it is missing there is no reference either."""
 _PIECES = b"\x00"
 """First byte of a head that counts pieces. A pickle of protocol 5 begins with 0x80."""
 
@@ -133,7 +135,7 @@ def dumps(obj: Any) -> tuple[bytes, list[Any]]:
     """
     buffers: list[Any] = []
     kind = type(obj)
-    if kind in _ATOMS or (kind is bytes and len(obj) <= _SHORT) or (kind is tuple and _all_atoms(obj)):
+    if kind in ATOMS or (kind is bytes and len(obj) <= SHORT) or (kind is tuple and _all_atoms(obj)):
         return pickle.dumps(obj, 5), buffers
 
     def collect(buffer: pickle.PickleBuffer) -> bool:
@@ -154,11 +156,20 @@ def dumps(obj: Any) -> tuple[bytes, list[Any]]:
     return _PIECES + len(pieces).to_bytes(4, "little"), pieces + buffers
 
 
+def is_short(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call's arguments pickle by themselves: atoms and short bytes."""
+    for value in args:
+        kind = type(value)
+        if kind not in ATOMS and not (kind is bytes and len(value) <= SHORT):
+            return False
+    return not kwargs
+
+
 def _all_atoms(values: tuple[Any, ...]) -> bool:
     """Whether a tuple holds atoms, short bytes, empty dicts and tuples of these only, as a plain call's envelope."""
     for value in values:
         kind = type(value)
-        if kind in _ATOMS or (kind is bytes and len(value) <= _SHORT):
+        if kind in ATOMS or (kind is bytes and len(value) <= SHORT):
             continue
         if (kind is tuple and _all_atoms(value)) or (kind is dict and not value):
             continue
@@ -223,6 +234,8 @@ def loads(head: bytes, buffers: Sequence[Any] = (), system: ActorSystem | None =
 
     Arrays and tensors are built on `buffers`; ``bytes`` and ``bytearray`` are copied out of them.
     """
+    if GLOBAL not in head and head[:1] != _PIECES:
+        return pickle.loads(head, buffers=buffers)
     before = getattr(_decoding, "system", None)
     _decoding.system = system or before
     try:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Self
 from pulsing.core._arguments import PLAIN_TYPES, ask_streaming, carries_stream
 from pulsing.core._dispatch import HOOKS, methods_of
 from pulsing.core._options import DEFAULT, PLAIN, Options, Timeout
+from pulsing.core._outbound import ask_far
 from pulsing.core._refs import OP_AUTO, OP_CALL, ActorRef
 from pulsing.core._streams import StreamReader
 from pulsing.core.messaging import Message
@@ -150,7 +151,10 @@ class BoundMethod:
                 return self._with_objects(args, kwargs)
         if kwargs:
             return self._with_objects(args, kwargs)
-        return MethodCall(self._ref._ask(OP_CALL, self._name, args, kwargs, self._options), self._name)
+        ref = self._ref
+        if not ref._local:
+            return MethodCall(ask_far(ref, OP_CALL, self._name, args, kwargs, self._options), self._name)
+        return MethodCall(ref._ask(OP_CALL, self._name, args, kwargs, self._options), self._name)
 
     def _with_objects(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MethodCall:
         ask = ask_streaming if carries_stream(args, kwargs) else ActorRef._ask

@@ -15,7 +15,7 @@ from pulsing.core._errors import to_refusal
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._inbound import resolve_call
 from pulsing.core._options import DEFAULT, PLAIN, Default, Options, Timeout
-from pulsing.core._outbound import remote_ask, remote_tell
+from pulsing.core._outbound import ask_far, remote_tell
 from pulsing.core._propagate import OTEL, chosen, gather
 from pulsing.core._reply import LocalReply, NoReply
 from pulsing.exceptions import ActorNotFoundError, PulsingTimeoutError, SystemShutDownError
@@ -103,6 +103,8 @@ class ActorRef:
     ) -> Any:
         system = self._system
         loop = asyncio.get_running_loop()
+        if not self._local or loop is not system.loop:
+            return await ask_far(self, op, name, args, kwargs, options)
         context = current.get()
         limit = options.timeout
         if isinstance(limit, Default):
@@ -110,10 +112,6 @@ class ActorRef:
         trace, carried = None if context is None else context.trace, None
         if chosen.active or OTEL in modules:
             trace, carried = gather(context)
-        if not self._local or loop is not system.loop:
-            if context is not None:
-                limit = self._remainder(loop, context, limit, name)
-            return await remote_ask(self, op, name, args, kwargs, limit, options, context, trace, carried)
         cell = system.cell_of(self._raw)
         if cell is None:
             raise self._missing()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pulsing import _core
 from pulsing.core import _errors
-from pulsing.core._pickle import copied, dumps, loads
+from pulsing.core._pickle import ATOMS, SHORT, copied, dumps, loads
 from pulsing.core._streams import WINDOW, StreamReader
 from pulsing.core.messaging import Message
 from pulsing.exceptions import PulsingError, PulsingRuntimeError
@@ -189,6 +190,11 @@ class RemoteReply:
 
     def value(self, value: Any) -> None:
         if self.done:
+            return
+        kind = type(value)
+        if kind in ATOMS or (kind is bytes and len(value) <= SHORT):
+            self.done = True
+            self.call.answer(pickle.dumps(value, 5))
             return
         try:
             codec, head, buffers = encode(value)

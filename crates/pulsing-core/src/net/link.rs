@@ -1,6 +1,5 @@
 //! The caller's side of a link: dials two lanes to a node and carries every call of this node to it.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use super::conn::{self, DialError};
 use super::handshake::{Credentials, Lane};
 use super::inbound::{Inbound, Reading, Role, segments_of};
 use super::loan::{Audience, Reader};
+use super::numbers::ByNumber;
 use super::outbox::{Key, Outbox};
 use super::outcall::{Outcall, Route};
 use super::tells::{PendingTell, TellQueue, Tells, Ticket};
@@ -54,7 +54,7 @@ pub struct Link {
     /// The node at the other end.
     pub peer: Identity,
     state: Mutex<State>,
-    calls: Mutex<HashMap<u64, Arc<Outcall>>>,
+    calls: Mutex<ByNumber<Arc<Outcall>>>,
     tells: Tells<Queued>,
     next: AtomicU64,
     tasks: Mutex<Vec<AbortHandle>>,

@@ -12,7 +12,7 @@ use super::loan::Reader;
 use super::outbox::Key;
 use crate::call::{CallControl, CallOptions, CancelSignal, ReplyEvent, ReplySink};
 use crate::error::Error;
-use crate::moment::from_now;
+use crate::moment::later;
 use crate::stream::Credit;
 use crate::system::Target;
 
@@ -79,7 +79,7 @@ impl Outcall {
         deadlines: &Arc<Deadlines>,
     ) -> Arc<Self> {
         let now = Instant::now();
-        let expires = options.timeout.map(from_now);
+        let expires = options.timeout.map(|after| later(now, after));
         let call = Arc::new_cyclic(|myself| Self {
             target,
             sink,

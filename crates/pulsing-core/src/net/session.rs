@@ -15,6 +15,7 @@ use super::deadline::{DeadlineKey, Deadlines};
 use super::handshake::Lane;
 use super::inbound::{Inbound, Reading, Role, segments_of};
 use super::loan::{Audience, Reader};
+use super::numbers::ByNumber;
 use super::outbox::{Key, Outbox};
 use super::tells::TELL_WINDOW;
 use super::wire::{AcceptedHeader, CallHeader, ErrorHeader, Kind, RefHeader, ReplyHeader};
@@ -48,7 +49,7 @@ struct Inflight {
 pub struct Session {
     peer: Identity,
     outbox: Mutex<Option<Outbox>>,
-    calls: Mutex<HashMap<u64, Inflight>>,
+    calls: Mutex<ByNumber<Inflight>>,
     /// Tells that found a place and were not told of yet.
     accepted: Mutex<BTreeMap<ActorId, u32>>,
     telling: AtomicBool,

@@ -55,7 +55,7 @@ impl System {
         if spec.unique && (spec.name.is_none() || !spec.public) {
             return Err(Error::Config("a unique actor needs a name, and one that is public".to_owned()));
         }
-        let private = spec.name.clone().filter(|_| !spec.public);
+        let (named, private) = (spec.name.is_some(), spec.name.clone().filter(|_| !spec.public));
         let entry = spec.published(id, self.0.link_config.transport.epoch());
         {
             // Held throughout: of two claims of one name here, the second sees the first, in the registry too.
@@ -74,9 +74,11 @@ impl System {
             }
         }
         self.0.metrics.actors_created.inc();
-        // A claim of another node may have come between the look and the publication.
-        self.0.settle_claims();
-        self.0.renamed(private.as_deref());
+        if named {
+            // A claim of another node may have come between the look and the publication.
+            self.0.settle_claims();
+            self.0.renamed(private.as_deref());
+        }
         Ok(())
     }
 
