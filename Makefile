@@ -3,7 +3,7 @@ PYTHON ?= python3
 
 FUZZ_SECONDS ?= 120
 
-.PHONY: help demo test lint unit e2e ray vllm fuzz bench-layout bench-router drills-router drills-router-long chaos-router bench-runtime profile-runtime bench-cluster bench-registry chaos sim-nightly sim-figures soak wheels clean
+.PHONY: help demo test lint unit e2e ray vllm fuzz bench-layout bench-router drills-router drills-router-long chaos-router bench-runtime profile-runtime bench-cluster bench-registry upgrade-test chaos sim-nightly sim-figures soak wheels clean
 
 help:
 	@echo "make demo    from a fresh clone to a streamed answer (about 120 MB from PyPI, no GPU)"
@@ -22,6 +22,7 @@ help:
 	@echo "make profile-runtime  what one message costs, by part, before and after (needs perf and valgrind)"
 	@echo "make bench-cluster  60 processes and ten hosts: false deaths, detection, CPU and bytes (45 minutes; root)"
 	@echo "make bench-registry  100,000 names: on ten processes, and on 100 nodes of a simulated network (minutes; 9 GB of memory)"
+	@echo "make upgrade-test PREVIOUS=ref  nodes of a git revision are replaced by this tree's, one by one, under load"
 	@echo "make chaos   five minutes of kill -9, stops, leaves and restarts of nodes and of Workers, under calls"
 	@echo "make chaos-router  five minutes of the same with two Routers, under streams"
 	@echo "make sim-nightly  twenty times as many seeds of the membership simulator as CI (an hour)"
@@ -66,6 +67,9 @@ bench-cluster:
 
 bench-registry:
 	@cargo run -q --release -p pulsing-core --example registry_figures -- --write docs/benchmarks/cluster.md
+
+upgrade-test:
+	@$(PYTHON) tests/upgrade/upgrade.py $(if $(PREVIOUS),--previous $(PREVIOUS))
 
 chaos:
 	@PULSING_CHAOS_SECONDS=$${PULSING_CHAOS_SECONDS:-300} $(PYTHON) -m pytest -s tests/chaos
