@@ -5,8 +5,8 @@
 The wheel of the git revision REF, a release or any other commit, and the wheel of this tree each get an environment of
 their own (`benches/runtime_venv.py` keeps them). Four nodes of the previous version serve; two clients, one of each
 version, are nodes, too. Then every node is replaced by one of this version at the same address, and one goes back.
-The exit code is 1 when a call, a stream or a name failed for good, a node did not end as it should, or anybody was taken
-for dead.
+The exit code is 1 when a call, a stream or a name failed for good, a node did not end as it should, or anybody was
+taken for dead.
 """
 
 import argparse
@@ -88,7 +88,8 @@ class Cluster:
     def report(self, side: str) -> dict[str, Any]:
         """What a client has done and sees."""
         client = self.clients[side]
-        assert client.stdin is not None and client.stdout is not None
+        assert client.stdin is not None
+        assert client.stdout is not None
         client.stdin.write("\n")
         client.stdin.flush()
         ready, _, _ = select.select([client.stdout], [], [], LIMIT)
