@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -29,10 +30,11 @@ class EngineServer:
     seen: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     addr: str = ""
+    tls: ssl.SSLContext | None = None
 
     @property
     def url(self) -> str:
-        return f"http://{self.addr}"
+        return f"{'https' if self.tls else 'http'}://{self.addr}"
 
     @contextlib.asynccontextmanager
     async def running(self, port: int = 0) -> AsyncIterator[EngineServer]:
@@ -47,7 +49,7 @@ class EngineServer:
                 connections.discard(writer)
                 writer.transport.abort()
 
-        server = await asyncio.start_server(connected, "127.0.0.1", port)
+        server = await asyncio.start_server(connected, "127.0.0.1", port, ssl=self.tls)
         host, bound = server.sockets[0].getsockname()[:2]
         self.addr = f"{host}:{bound}"
         try:

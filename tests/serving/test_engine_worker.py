@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import socket
+import ssl
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -53,8 +55,8 @@ class Words(Worker):
 
 
 @contextlib.asynccontextmanager
-async def routed(node: ActorSystem) -> AsyncIterator[RouterRunner]:
-    runner = await start_router(node, "127.0.0.1", 0, "alias")
+async def routed(node: ActorSystem, **settings: Any) -> AsyncIterator[RouterRunner]:
+    runner = await start_router(node, "127.0.0.1", 0, "alias", **settings)
     try:
         yield runner
     finally:
@@ -280,6 +282,38 @@ def test_the_engines_key_comes_from_the_file_and_the_clients_stays_here(tmp_path
     run(test)
 
 
+def test_an_engine_under_https_is_served_where_its_authority_is_believed(tmp_path: Path) -> None:
+    command = "openssl req -x509 -newkey ed25519 -noenc -days 2 -subj /CN=engine -addext subjectAltName=IP:127.0.0.1"
+    command += " -addext basicConstraints=critical,CA:FALSE"
+    subprocess.run(
+        [*command.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=tmp_path, check=True, stderr=subprocess.PIPE
+    )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    ca = str(tmp_path / "cert.pem")
+
+    async def test() -> None:
+        async with (
+            system() as node,
+            EngineServer(tls=tls).running() as engine,
+            routed(node, engine_ca_file=ca) as runner,
+        ):
+            await node.spawn(EngineWorker(engine.url, **FAST, ca_file=ca), name="worker")
+            await ready(runner.addr)
+            for stream in (False, True):
+                status, answer = await chat(runner.addr, "Grüße", stream=stream)
+                assert status == 200
+                assert "Gr" in str(answer)
+            # A Router that believes others only does not send anything there, and says why.
+            async with routed(node) as strict:
+                await says(strict.addr, "cannot connect to its engine at https://")
+        async with system() as node, EngineServer(tls=tls).running() as engine, routed(node) as runner:
+            await node.spawn(EngineWorker(engine.url, **FAST), name="worker")
+            await says(runner.addr, "certificate")
+
+    run(test)
+
+
 def test_what_keeps_an_engine_from_serving_is_said() -> None:
     async def test() -> None:
         async with system() as node, EngineServer(key="k").running() as engine, routed(node) as runner:
@@ -399,12 +433,13 @@ def test_urls() -> None:
         ("http://host/v1/", "http://host:80"),
         ("http://host:1/a/v1", "http://host:1/a"),
         ("http://[::1]:2/", "http://[::1]:2"),
+        ("https://host/v1", "https://host:443"),
     ]:
         assert str(Url.parse(text)) == shown
     for bad in (
         "",
         "host:1",
-        "https://host",
+        "ftp://host",
         "http://",
         "http://u:p@h",
         "http://h?x=1",

@@ -100,6 +100,14 @@ pub struct GatewayConfig {
     /// How long a request may wait there. Default 60 s.
     #[serde(deserialize_with = "seconds")]
     pub queue_timeout: Duration,
+    /// PEM file of the authorities that engines under https are believed by, in place of the system's. Default none.
+    pub engine_ca_file: Option<PathBuf>,
+    /// Where one JSON line a request goes: a path, or `-` for standard output. Default none.
+    pub access_log: Option<String>,
+    /// Collector of traces, as OTLP/HTTP has it: `http://host:4318`. Default none.
+    pub otlp_endpoint: Option<String>,
+    /// Share of the traces begun here that are kept; of others' traces their own choice counts. Default 1.
+    pub otlp_sample: f64,
     /// Origins whose browsers are let in (CORS), as browsers spell them; `*` = any. Default none.
     pub cors_origins: Vec<String>,
     /// PEM file of the certificate chain: the API is served over TLS. Default none.
@@ -146,6 +154,10 @@ impl Default for GatewayConfig {
             metrics_open: false,
             max_queue: 1024,
             queue_timeout: Duration::from_secs(60),
+            engine_ca_file: None,
+            access_log: None,
+            otlp_endpoint: None,
+            otlp_sample: 1.0,
             cors_origins: Vec::new(),
             tls_cert: None,
             tls_key: None,

@@ -23,6 +23,7 @@ mod admit;
 pub mod api;
 pub mod cluster;
 mod config;
+mod dial;
 mod dispatch;
 mod engine;
 mod explain;
@@ -33,6 +34,7 @@ pub mod policy;
 pub mod pool;
 pub mod protocol;
 pub mod server;
+mod telemetry;
 mod trail;
 
 pub use cluster::Cluster;

@@ -6,9 +6,13 @@ use std::time::{Duration, Instant};
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
+use pulsing_core::ActorId;
 
 use crate::admit::Ticket;
 use crate::explain::Decision;
+use crate::pool::Worker;
+use crate::protocol::Usage;
+use crate::telemetry::Context;
 
 /// A client that sets it to `routing` is told where its request went and why.
 const DEBUG: HeaderName = HeaderName::from_static("x-pulsing-debug");
@@ -23,6 +27,43 @@ const TIMING: HeaderName = HeaderName::from_static("server-timing");
 pub(crate) struct Trail {
     ticket: OnceLock<Ticket>,
     told: OnceLock<Told>,
+    /// Kept where somebody wants to be told.
+    notes: Option<Mutex<Notes>>,
+    /// Of the request itself.
+    context: Option<Context>,
+}
+
+/// What logs and traces tell.
+#[derive(Default)]
+pub(crate) struct Notes {
+    /// The name of the API key.
+    pub(crate) key: Option<String>,
+    pub(crate) model: Option<String>,
+    pub(crate) stream: bool,
+    /// One Worker after the other, not several at once.
+    pub(crate) sequential: bool,
+    pub(crate) queued: Option<Duration>,
+    /// When the first piece of the answer was there.
+    pub(crate) first: Option<Instant>,
+    pub(crate) usage: Option<Usage>,
+    /// Workers that it was sent to, in order.
+    pub(crate) attempts: Vec<Attempt>,
+}
+
+/// One Worker that the request was sent to.
+pub(crate) struct Attempt {
+    pub(crate) worker: ActorId,
+    /// Of its engine.
+    pub(crate) url: Option<String>,
+    pub(crate) started: Instant,
+    pub(crate) context: Option<Context>,
+}
+
+impl Notes {
+    /// How often it was sent to another Worker.
+    pub(crate) fn retries(&self) -> usize {
+        if self.sequential { self.attempts.len().saturating_sub(1) } else { 0 }
+    }
 }
 
 /// What the client asked to be told.
@@ -63,8 +104,33 @@ impl Trail {
     pub(crate) fn let_through(&self, ticket: Ticket) {
         let _ = self.ticket.set(ticket);
     }
+    /// One of which notes are taken. `context` is that of the request, if it is traced.
+    pub(crate) fn recording(context: Option<Context>) -> Self {
+        Self { notes: Some(Mutex::default()), context, ..Self::default() }
+    }
+    /// Takes a note.
+    pub(crate) fn note(&self, note: impl FnOnce(&mut Notes)) {
+        if let Some(notes) = &self.notes {
+            note(&mut notes.lock());
+        }
+    }
+    /// What the Worker that it is sent to is told of its trace; `None` if it is none of ours.
+    pub(crate) fn traceparent(&self) -> Option<String> {
+        let context = self.context?;
+        let mut last = None;
+        self.note(|notes| last = notes.attempts.last().and_then(|attempt| attempt.context));
+        Some(last.unwrap_or(context).to_string())
+    }
     /// A Worker counts it from here on.
-    pub(crate) fn attempt(&self) {
+    pub(crate) fn attempt(&self, worker: &Worker) {
+        self.note(|notes| {
+            notes.attempts.push(Attempt {
+                worker: worker.target().actor,
+                url: worker.endpoint().map(|endpoint| endpoint.url()),
+                started: Instant::now(),
+                context: self.context.map(Context::child),
+            });
+        });
         if let Some(ticket) = self.ticket.get() {
             ticket.placed();
         }

@@ -8,8 +8,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["EngineLoad", "Models", "ProbeError", "Url", "engine_load", "engine_of", "get"]
 
@@ -31,10 +34,12 @@ class Url:
     port: int
     prefix: str
     """What stands before ``/v1``."""
+    secure: bool = False
+    """Under https."""
 
     @classmethod
     def parse(cls, text: str) -> Url:
-        """Reads ``http://host[:port][/prefix][/v1]``.
+        """Reads ``http(s)://host[:port][/prefix][/v1]``.
 
         Raises:
             ValueError: it is something else; the text says what.
@@ -44,16 +49,16 @@ class Url:
             port = parts.port
         except ValueError as error:
             raise ValueError(f"url {text!r}: {error}") from None
-        if parts.scheme == "https":
-            raise ValueError(f"url {text!r}: Routers dial engines over http:// only")
-        if parts.scheme != "http" or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url {text!r}: expected http://HOST:PORT, such as http://127.0.0.1:9001")
         if parts.username is not None or parts.query or parts.fragment:
             raise ValueError(f"url {text!r}: expected no password, query or fragment; a key goes into --api_key_file")
         if not re.fullmatch(r"[!-~]*", parts.path) or len(text) > 512:
             raise ValueError(f"url {text[:80]!r}: expected at most 512 plain characters")
         prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-        return cls(parts.hostname, 80 if port is None else port, prefix)
+        secure = parts.scheme == "https"
+        usual = 443 if secure else 80
+        return cls(parts.hostname, usual if port is None else port, prefix, secure)
 
     @property
     def authority(self) -> str:
@@ -61,20 +66,29 @@ class Url:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        return f"http://{self.authority}{self.prefix}"
+        return f"{'https' if self.secure else 'http'}://{self.authority}{self.prefix}"
 
 
-async def get(url: Url, path: str, headers: Mapping[str, str], timeout: float) -> tuple[int, bytes]:
+async def get(
+    url: Url, path: str, headers: Mapping[str, str], timeout: float, tls: ssl.SSLContext | None = None
+) -> tuple[int, bytes]:
     """Status and body of one GET on a connection of its own, within ``timeout`` seconds in all.
 
+    Args:
+        url: Where the server listens.
+        path: What is asked for.
+        headers: Beside those that every request has.
+        timeout: Seconds.
+        tls: Whose certificates are believed under https.
+
     Raises:
-        ConnectionError: nobody listens, or the connection broke.
+        ConnectionError: nobody listens, the connection broke, or the certificate is not believed.
         TimeoutError: no whole answer in time.
         ProbeError: what came is not HTTP.
     """
     async with asyncio.timeout(timeout):
         try:
-            reader, writer = await asyncio.open_connection(url.host, url.port)
+            reader, writer = await asyncio.open_connection(url.host, url.port, ssl=tls)
         except (ConnectionError, TimeoutError):
             raise
         except OSError as error:

@@ -82,6 +82,10 @@ class RouterSettings(TypedDict, total=False):
     cors_origins: Sequence[str] | str | None
     tls_cert: str | None
     tls_key: str | None
+    engine_ca_file: str | None
+    access_log: str | None
+    otlp_endpoint: str | None
+    otlp_sample: float | None
 
 
 def _scheduler_type(value: Any) -> bool:
@@ -270,6 +274,29 @@ SETTINGS: tuple[RouterSetting, ...] = (
     ),
     _file("tls_cert", "PEM file of a certificate chain: the API is served over TLS; read again when it changes"),
     _file("tls_key", "PEM file of its private key"),
+    _file(
+        "engine_ca_file", "PEM file of the authorities that https engines are believed by; none: those of the system"
+    ),
+    _file("access_log", "where one JSON line a request goes: a path, or `-` for standard output; none: nowhere"),
+    RouterSetting(
+        "otlp_endpoint",
+        str | None,
+        None,
+        "",
+        "collector of OpenTelemetry traces (OTLP/HTTP), as in `http://collector:4318`; none: no traces",
+        "a URL",
+        text,
+        variable="PULSING_OTLP_ENDPOINT",
+    ),
+    RouterSetting(
+        "otlp_sample",
+        float,
+        1.0,
+        "",
+        "share of the traces begun here that are kept; of those begun elsewhere their own choice counts",
+        "0 to 1",
+        number(0, 1),
+    ),
 )
 
 BY_NAME: dict[str, RouterSetting] = {setting.name: setting for setting in SETTINGS}

@@ -15,6 +15,8 @@ from pulsing.serving._probe import EngineLoad, Models, ProbeError, Url, engine_l
 from pulsing.serving.worker import Delta, Worker
 
 if TYPE_CHECKING:
+    import ssl
+
     from pulsing.core._inbound import InboundCall
     from pulsing.serving._request import GenerateRequest
 
@@ -41,6 +43,15 @@ class _NotReadyError(Exception):
     """The engine answers that it cannot serve yet."""
 
 
+def _trust(ca_file: str | None) -> ssl.SSLContext:
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ValueError(f"ca_file {ca_file}: {error}") from None
+
+
 class EngineWorker(Worker):
     """Stands for an OpenAI-compatible server (vLLM, SGLang, llama.cpp, ...) in the cluster.
 
@@ -49,7 +60,8 @@ class EngineWorker(Worker):
     stops answering leaves routing, and comes back when it answers again.
 
     Args:
-        url: where the server listens, ``http://HOST:PORT``; every Router must be able to reach it under this address.
+        url: where the server listens, ``http://HOST:PORT`` or ``https://HOST:PORT``; every Router must be able to reach
+            it under this address.
         engine: name of the engine shown to people; ``auto`` takes it from the server's metrics.
         api_key_file: file that holds the server's API key; the client's own key is passed on when not given.
         capacity: requests the server takes before Routers prefer others.
@@ -61,6 +73,8 @@ class EngineWorker(Worker):
             that form (vLLM, SGLang).
         drain_timeout: seconds this worker, when it is stopped, stays until the server has no more requests, told by
             the server's metrics: for whoever stops the server next. 0: it leaves at once.
+        ca_file: PEM file of the authorities that an https server is believed by; the system's when not given. Routers
+            have their own (``engine_ca_file``).
     """
 
     engine = "openai"
@@ -75,6 +89,7 @@ class EngineWorker(Worker):
         probe_timeout: float = 1.0,
         drain_timeout: float = 0.0,
         normalize: Normalize = "off",
+        ca_file: str | None = None,
     ) -> None:
         if normalize not in ("off", "on", "auto"):
             raise ValueError(f"normalize {shown(normalize)} is none of off, on, auto")
@@ -84,6 +99,7 @@ class EngineWorker(Worker):
         if not engine or len(engine) > 40:
             raise ValueError(f"engine must be a short name, or auto, not {shown(engine)}")
         self._url = Url.parse(url)
+        self._tls = _trust(ca_file) if self._url.secure else None
         self._named_engine = "" if engine == "auto" else engine
         self._engine = self._named_engine or "openai"
         self._api_key_file = None if api_key_file is None else Path(api_key_file)
@@ -276,7 +292,7 @@ class EngineWorker(Worker):
         if path in self._absent:
             return 200, b""
         headers = {"authorization": self._authorization} if self._authorization else {}
-        status, body = await get(self._url, path, headers, self._timeout)
+        status, body = await get(self._url, path, headers, self._timeout, self._tls)
         if path != "/v1/models" and status in _ABSENT:
             self._absent.add(path)
             return 200, b""

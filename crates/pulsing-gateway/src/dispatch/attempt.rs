@@ -56,7 +56,7 @@ impl Placement {
         if trial {
             lease.tries();
         }
-        job.trail.attempt();
+        job.trail.attempt(worker);
         let like = task.resume.as_ref().map(|resume| Arc::clone(&resume.likeness));
         let mut gone: BoxFuture<()> = Box::pin(Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job), like));
         let begun = tokio::select! {
@@ -87,18 +87,19 @@ impl Placement {
     /// Calls the Worker and waits for the first piece.
     async fn begin(&self, worker: &Worker, job: &Job, task: &Task) -> Result<(ItemStream, Deltas), Failure> {
         let left = job.deadline.saturating_duration_since(Instant::now());
+        let trace = job.trace();
         let mut generate = Generate {
             api: job.api.wire_name().to_owned(),
             request_id: job.request_id.clone(),
             deadline_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1),
-            traceparent: job.traceparent.clone().unwrap_or_default(),
+            traceparent: trace.clone().unwrap_or_default(),
             ..Generate::default()
         };
         if let Some(resume) = &task.resume {
             resume.ask(&mut generate);
         }
         let request = Request { version: protocol::VERSION, kind: Some(Kind::Generate(generate)) };
-        let options = CallOptions { timeout: Some(left), trace: job.traceparent.clone(), ..CallOptions::default() };
+        let options = CallOptions { timeout: Some(left), trace, ..CallOptions::default() };
         let payload = protocol::payload(&request, Some(task.body.clone()));
         let reply = self.cluster.call(worker.target(), payload, options).await;
         let mut stream = match reply.map_err(|error| self.classify(error))? {

@@ -87,6 +87,10 @@ pub(crate) struct Native {
 }
 
 impl Job {
+    /// W3C trace context for who gets the request: the client's own, unless this Router has a span in between.
+    pub(crate) fn trace(&self) -> Option<String> {
+        self.trail.traceparent().or_else(|| self.traceparent.clone())
+    }
     /// What the policy may look at.
     pub(crate) fn hints(&self) -> Hints<'_> {
         Hints { affinity: self.affinity.as_deref(), prefix: &self.prefix }

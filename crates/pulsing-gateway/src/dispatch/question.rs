@@ -26,15 +26,17 @@ impl Placement {
         if trial {
             lease.tries();
         }
+        job.trail.attempt(worker);
+        let trace = job.trace();
         let left = job.deadline.saturating_duration_since(Instant::now());
         let asked = protocol::Question {
             api: job.api.wire_name().to_owned(),
             request_id: job.request_id.clone(),
             deadline_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1),
-            traceparent: job.traceparent.clone().unwrap_or_default(),
+            traceparent: trace.clone().unwrap_or_default(),
         };
         let request = Request { version: protocol::VERSION, kind: Some(Kind::Question(asked)) };
-        let options = CallOptions { timeout: Some(left), trace: job.traceparent.clone(), ..CallOptions::default() };
+        let options = CallOptions { timeout: Some(left), trace, ..CallOptions::default() };
         let reply = self.cluster.call(worker.target(), protocol::payload(&request, Some(body)), options).await;
         let Reply::Value(value) = reply.map_err(|error| self.classify(error))? else {
             return Err(broken("the worker answered with a stream where a value was due"));

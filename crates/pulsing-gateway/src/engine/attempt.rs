@@ -71,7 +71,7 @@ impl Placement {
         body: Bytes,
         trial: bool,
     ) -> Result<Engine, Failure> {
-        job.trail.attempt();
+        job.trail.attempt(worker);
         if let Some(native) = job.native.as_ref().filter(|_| endpoint.may_have_responses()) {
             let asked =
                 Asked { api: Api::Responses, body: native.body.clone(), model_at: native.model_at.clone(), trial };
@@ -103,12 +103,9 @@ impl Placement {
             Some(model) if !job.names_model || model != job.model => with_model(&body, model_at, &model),
             _ => body,
         };
-        let forward = Forward {
-            api,
-            headers: &job.headers,
-            request_id: &job.request_id,
-            traceparent: job.traceparent.as_deref(),
-        };
+        let trace = job.trace();
+        let forward =
+            Forward { api, headers: &job.headers, request_id: &job.request_id, traceparent: trace.as_deref() };
         let mut fresh = false;
         let (parts, exchange) = loop {
             let request = forward.request(endpoint, body.clone()).map_err(Failure::Failed)?;

@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
-use hyper::Uri;
 use hyper::header::HeaderValue;
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 
 use super::exchange::Wire;
+use crate::dial::{Target, Trust};
 
 /// How long a dial may take: engines stand close to their Router.
 const DIAL: Duration = Duration::from_secs(2);
@@ -22,10 +21,7 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 
 /// One engine's address, key and idle connections.
 pub struct Endpoint {
-    host: String,
-    port: u16,
-    /// As `Host` has it.
-    authority: HeaderValue,
+    target: Target,
     /// What stands before `/v1`.
     prefix: String,
     authorization: ArcSwapOption<HeaderValue>,
@@ -36,53 +32,36 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Reads `http://host[:port][/prefix][/v1]`.
+    /// Reads `http(s)://host[:port][/prefix][/v1]`.
     ///
     /// # Errors
     /// A sentence that says what is wrong with it.
     pub fn parse(url: &str) -> Result<Self, String> {
-        let bad = |why: &str| format!("its url {url:?} {why}");
-        let uri: Uri = url.parse().map_err(|_| bad("is no URL"))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some(other) => return Err(bad(&format!("starts with {other}://; the Router dials engines over http://"))),
-            None => return Err(bad("must start with http://")),
-        }
-        let authority = uri.authority().ok_or_else(|| bad("names no host"))?;
-        if authority.as_str().contains('@') {
-            return Err(bad("holds a password; give the engine's key with --api_key_file"));
-        }
-        if uri.query().is_some() {
-            return Err(bad("has a query"));
-        }
-        // A port beyond 65535 counts as none in `http`; another server would be dialled on 80.
-        let port = match authority.port_u16() {
-            Some(port) => port,
-            None if authority.as_str().len() > authority.host().len() => {
-                return Err(bad("needs a port from 1 to 65535"));
-            }
-            None => 80,
-        };
-        let prefix = uri.path().trim_end_matches('/');
-        let prefix = prefix.strip_suffix("/v1").unwrap_or(prefix).trim_end_matches('/');
+        let (target, path) = Target::parse(url).map_err(|why| match url.contains('@') {
+            true => format!("its url {url:?} {why}; give the engine's key with --api_key_file"),
+            false => format!("its url {url:?} {why}"),
+        })?;
+        let prefix = path.strip_suffix("/v1").unwrap_or(&path).trim_end_matches('/').to_owned();
         Ok(Self {
-            host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port,
-            authority: HeaderValue::from_str(authority.as_str()).map_err(|_| bad("names no host"))?,
-            prefix: prefix.to_owned(),
+            target,
+            prefix,
             authorization: ArcSwapOption::empty(),
             lacks_responses: AtomicBool::new(false),
             idle: Mutex::default(),
         })
     }
 
+    /// Believes these authorities instead of the system's.
+    pub(crate) fn trust(&self, trust: &Trust) {
+        self.target.trust(trust);
+    }
     /// Where it is, for people.
     pub(crate) fn url(&self) -> String {
-        format!("http://{}{}", self.authority.to_str().unwrap_or(&self.host), self.prefix)
+        format!("{}{}", self.target.url(), self.prefix)
     }
     /// The value of `Host`.
     pub(super) fn authority(&self) -> HeaderValue {
-        self.authority.clone()
+        self.target.authority()
     }
     /// `path` below the engine's prefix.
     pub(super) fn path(&self, path: &str) -> String {
@@ -147,11 +126,7 @@ impl Endpoint {
     }
 
     async fn dial(&self) -> io::Result<Wire> {
-        let dialled = tokio::time::timeout(DIAL, TcpStream::connect((self.host.as_str(), self.port))).await;
-        let stream = dialled.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-        // A small request after a small request must not wait for an acknowledgement.
-        stream.set_nodelay(true)?;
-        Wire::new(stream).await.map_err(io::Error::other)
+        Wire::new(self.target.dial(DIAL).await?).await.map_err(io::Error::other)
     }
 }
 
@@ -164,32 +139,21 @@ mod tests {
         for (url, host, port, path) in [
             ("http://127.0.0.1:9001", "127.0.0.1", 9001, "/v1/x"),
             ("http://engine/", "engine", 80, "/v1/x"),
+            ("https://engine/v1", "engine", 443, "/v1/x"),
             ("http://engine:1/v1/", "engine", 1, "/v1/x"),
             ("http://engine:1/a/b/v1", "engine", 1, "/a/b/v1/x"),
             ("http://[::1]:9001/a/", "::1", 9001, "/a/v1/x"),
         ] {
             let endpoint = Endpoint::parse(url).unwrap();
-            assert_eq!(
-                (endpoint.host.as_str(), endpoint.port, endpoint.path("/v1/x").as_str()),
-                (host, port, path),
-                "{url}"
-            );
+            assert_eq!((endpoint.target.place(), endpoint.path("/v1/x").as_str()), ((host, port), path), "{url}");
         }
     }
 
     #[test]
     fn other_urls_are_refused_in_words() {
-        for url in [
-            "",
-            "127.0.0.1:9001",
-            "https://h:1",
-            "ftp://h",
-            "http://u:p@h:1",
-            "http://h/?x=1",
-            "http://",
-            "a b",
-            "http://h:99999",
-        ] {
+        for url in
+            ["", "127.0.0.1:9001", "ftp://h", "http://u:p@h:1", "http://h/?x=1", "http://", "a b", "http://h:99999"]
+        {
             let Err(error) = Endpoint::parse(url) else { panic!("{url} was accepted") };
             assert!(error.contains(&format!("{url:?}")), "{error}");
         }

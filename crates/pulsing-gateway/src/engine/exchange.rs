@@ -15,19 +15,19 @@ use hyper::client::conn::http1::{Connection, SendRequest, handshake};
 use hyper::http::response::Parts;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 
 use super::endpoint::Endpoint;
+use crate::dial::Stream;
 
 /// A connection.
 pub(super) struct Wire {
     sender: SendRequest<Full<Bytes>>,
-    connection: Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>,
+    connection: Pin<Box<Connection<TokioIo<Stream>, Full<Bytes>>>>,
     closed: bool,
 }
 
 impl Wire {
-    pub(super) async fn new(stream: TcpStream) -> hyper::Result<Self> {
+    pub(super) async fn new(stream: Stream) -> hyper::Result<Self> {
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
         Ok(Self { sender, connection: Box::pin(connection), closed: false })
     }

@@ -10,7 +10,7 @@ mod snapshot;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
+use crate::dial::Trust;
 use crate::protocol::{self, Description, LoadReport};
 
 pub(crate) use breaker::Fault;
@@ -50,6 +51,8 @@ pub struct Pool {
     entries: Mutex<Vec<Entries>>,
     version: watch::Sender<u64>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// Whom engines under https are believed by, if not whom the system trusts.
+    trust: OnceLock<Trust>,
 }
 
 #[derive(Default)]
@@ -109,6 +112,7 @@ impl Pool {
             entries: Mutex::new(entries),
             version: watch::Sender::new(0),
             tasks: Mutex::default(),
+            trust: OnceLock::new(),
         });
         for (group, mut instances) in watched.into_iter().enumerate() {
             pool.apply(group, instances.take());
@@ -124,6 +128,16 @@ impl Pool {
         let ticker = tokio::spawn(tick(Arc::downgrade(&pool)));
         pool.tasks.lock().push(ticker);
         Ok(pool)
+    }
+
+    /// Believes engines under https by these authorities only. To be called once, right after the start.
+    pub(crate) fn trust(&self, trust: Trust) {
+        let _ = self.trust.set(Arc::clone(&trust));
+        for entry in self.entries.lock().iter().flat_map(|entries| &entries.workers) {
+            if let Some(endpoint) = entry.worker.endpoint() {
+                endpoint.trust(&trust);
+            }
+        }
     }
 
     /// Stops watching; requests under way keep their Workers.
@@ -206,6 +220,9 @@ impl Pool {
         } else {
             entries.strangers.remove(&actor);
             let worker = Arc::new(Worker::within(instance, self.limits));
+            if let (Some(trust), Some(endpoint)) = (self.trust.get(), worker.endpoint()) {
+                endpoint.trust(trust);
+            }
             let subscription = tokio::spawn(subscribe(Arc::downgrade(self), Arc::clone(&worker)));
             tracing::info!(worker = %actor, addr = %instance.addr, "worker appeared");
             entries.workers.push(Entry { worker, subscription });

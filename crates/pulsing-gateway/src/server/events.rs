@@ -137,11 +137,11 @@ impl EventStream {
             };
             match piece {
                 Piece::Deltas(deltas) => {
-                    self.tracker.first_token();
+                    self.tracker.piece();
                     self.write(out, &deltas)?;
                 }
                 Piece::Events(events, _) => {
-                    self.tracker.first_token();
+                    self.tracker.piece();
                     self.passing = Some(events);
                 }
                 Piece::Complete(usage) => {

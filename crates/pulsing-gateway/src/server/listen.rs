@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 
 use super::drain::Traffic;
 use super::peer::Peer;
+use super::record::{Record, Recorded};
 use super::socket::{Socket, Tcp};
 use super::{Core, respond, routes};
 use crate::config::GatewayError;
@@ -146,6 +147,7 @@ async fn serve_connection<S>(stream: S, core: Arc<Core>, grace: watch::Receiver<
 where
     S: AsyncRead + AsyncWrite + Tcp + Unpin + Send + 'static,
 {
+    let Ok(client) = stream.tcp().peer_addr() else { return };
     let config = &core.placement.config;
     let mut builder = Builder::new(TokioExecutor::new());
     builder
@@ -166,13 +168,18 @@ where
     let counted = Arc::clone(&core);
     let refused = Box::new(move |status| counted.placement.metrics.request(Route::Other, status));
     let socket = Socket::new(stream, Arc::clone(&peer), refused);
-    let service = service_fn(|request: Request<Incoming>| {
+    let service = service_fn(|mut request: Request<Incoming>| {
         peer.begin(&request);
+        let record = Record::begin(&core, client, &mut request);
         let (core, peer) = (Arc::clone(&core), Arc::clone(&peer));
         let under_way = traffic.begin(request.version());
         async move {
             let response = routes::handle(Arc::clone(&core), peer, request).await;
-            Ok::<_, Infallible>(under_way.answer(response, *core.closing.borrow()))
+            let response = under_way.answer(response, *core.closing.borrow());
+            Ok::<_, Infallible>(match record {
+                Some(record) => record.answer(response),
+                None => response.map(Recorded::untold),
+            })
         }
     });
     let mut served = pin!(builder.serve_connection(TokioIo::new(socket), service));

@@ -7,6 +7,7 @@ mod events;
 mod listen;
 mod peer;
 mod receive;
+mod record;
 mod respond;
 mod routes;
 mod socket;
@@ -16,6 +17,7 @@ mod track;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -27,11 +29,13 @@ use self::tls::Tls;
 use crate::admit::{Door, Gate};
 use crate::cluster::Cluster;
 use crate::config::{GatewayConfig, GatewayError};
+use crate::dial;
 use crate::dispatch::{Blame, Placement};
 use crate::explain::Decisions;
-use crate::metrics::Metrics;
+use crate::metrics::{Gauges, Metrics};
 use crate::policy::{Policy, tend};
 use crate::pool::{Limits, Pool};
+use crate::telemetry::{AccessLog, Exporter};
 
 /// What every request sees.
 pub(crate) struct Core {
@@ -39,6 +43,8 @@ pub(crate) struct Core {
     door: Arc<Door>,
     gate: Arc<Gate>,
     tls: Option<Arc<Tls>>,
+    access_log: Option<AccessLog>,
+    exporter: Option<Exporter>,
     /// Generation requests in the house.
     in_flight: Arc<AtomicUsize>,
     /// Unix time in seconds.
@@ -49,6 +55,14 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    fn gauges(&self) -> Gauges {
+        Gauges {
+            in_flight: self.in_flight.load(Acquire),
+            queued: self.gate.waiting(),
+            lost_lines: self.access_log.as_ref().map_or(0, AccessLog::dropped),
+            lost_spans: self.exporter.as_ref().map_or(0, Exporter::dropped),
+        }
+    }
     /// Returns when the grace period is over.
     fn cut(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut cutting = self.cutting.subscribe();
@@ -103,10 +117,26 @@ impl Gateway {
         }
         let door = Arc::new(Door::new(&config)?);
         let tls = Tls::new(&config)?;
+        let trust = config.engine_ca_file.as_deref().map(dial::trust_in).transpose();
+        let trust = trust.map_err(|error| GatewayError::Config(format!("engine_ca_file {error}")))?;
+        let access_log = config.access_log.as_deref().map(AccessLog::open).transpose()?;
+        let exporter = match &config.otlp_endpoint {
+            Some(endpoint) => {
+                let instance = format!("{:032x}", rand::random::<u128>());
+                let (exporter, sending) = Exporter::new(endpoint, config.otlp_sample, instance)?;
+                // It ends by itself, when what the last requests left has been sent.
+                tokio::spawn(sending);
+                Some(exporter)
+            }
+            None => None,
+        };
         let (listener, addr) = listen::bind(&config.host, config.port)?;
         let limits = Limits { silence: config.worker_silence, standstill: config.worker_standstill };
         let pool = Pool::start(Arc::clone(&cluster), served, limits)
             .map_err(|error| GatewayError::Config(format!("worker_name: {error}")))?;
+        if let Some(trust) = trust {
+            pool.trust(trust);
+        }
         let policy: Arc<dyn Policy> = config.policy.build(config.policy_options()).into();
         if policy.wants_prefix() {
             tend(&pool, Arc::clone(&policy));
@@ -138,6 +168,8 @@ impl Gateway {
             door,
             gate,
             tls,
+            access_log,
+            exporter,
             in_flight: Arc::default(),
             started,
             closing: watch::Sender::new(false),
@@ -163,6 +195,9 @@ impl Gateway {
             let _ = server.await;
         }
         self.core.placement.pool.stop();
+        let core = Arc::clone(&self.core);
+        // The last lines are on their way to a disk.
+        let _ = tokio::task::spawn_blocking(move || core.access_log.as_ref().map(AccessLog::close)).await;
     }
 }
 

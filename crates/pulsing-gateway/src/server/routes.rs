@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -27,7 +26,7 @@ use crate::explain;
 use crate::metrics::Route;
 use crate::picker::PickRequest;
 use crate::pool::State;
-use crate::trail::Stage;
+use crate::trail::{Stage, Trail};
 
 /// Text of a request that a scheduler outside is shown, in bytes.
 const PICK_TEXT: usize = 16 * 1024;
@@ -172,6 +171,11 @@ fn check(
             (*rate, counted) = client.count();
             counted?;
         }
+        if core.door.is_locked()
+            && let Some(trail) = request.extensions().get::<Arc<Trail>>()
+        {
+            trail.note(|notes| notes.key = Some(client.account.name().to_owned()));
+        }
         request.extensions_mut().insert(client);
     }
     if core.door.is_locked() {
@@ -226,7 +230,7 @@ async fn answer(
             respond::json(code, body.to_string())
         }
         Endpoint::Metrics => {
-            let text = core.placement.metrics.render(core.in_flight.load(Acquire), core.gate.waiting(), &snapshot);
+            let text = core.placement.metrics.render(core.gauges(), &snapshot);
             respond::with_type(200, "text/plain; version=0.0.4; charset=utf-8", Body::full(text))
         }
         // Where it is off there is no such path.
@@ -360,6 +364,11 @@ async fn run(
     let queued = Instant::now();
     tracker.queue(&model, body.len(), deadline).await?;
     tracker.trail.spent(Stage::Queue, queued);
+    tracker.trail.note(|notes| {
+        notes.model = Some(model.clone());
+        notes.stream = parsed.stream;
+        notes.sequential = parsed.bodies.len() == 1;
+    });
     let choices = parsed.bodies.len() as u32 * parsed.n;
     let bodies = std::mem::take(&mut parsed.bodies);
     let mut job = job(core, head.headers, request_id, &body, &mut parsed, &model, tracker);

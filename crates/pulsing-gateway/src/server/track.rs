@@ -10,7 +10,7 @@ use super::Core;
 use super::peer::{Peer, Waiting};
 use crate::admit::{Client, Place};
 use crate::api::ApiError;
-use crate::metrics::Route;
+use crate::metrics::{ModelMetrics, Route};
 use crate::protocol::Usage;
 use crate::trail::Trail;
 
@@ -27,6 +27,9 @@ pub(crate) struct Tracker {
     /// What the key was charged beforehand, in tokens.
     expected: f64,
     first_token: bool,
+    model: Option<Arc<ModelMetrics>>,
+    /// When a piece of a stream came last.
+    piece: Option<Instant>,
     /// A status went out.
     answered: bool,
     over: bool,
@@ -54,9 +57,11 @@ impl Tracker {
             route,
             started: Instant::now(),
             client,
-            trail: Arc::default(),
+            trail: request.extensions().get::<Arc<Trail>>().cloned().unwrap_or_default(),
             expected: 0.0,
             first_token: false,
+            model: None,
+            piece: None,
             answered: false,
             over: false,
             peer,
@@ -85,10 +90,15 @@ impl Tracker {
     pub(super) async fn queue(&mut self, model: &str, body: usize, deadline: Instant) -> Result<(), ApiError> {
         self.waiting = self.peer.take().and_then(|(peer, version)| Waiting::new(peer, version));
         self.expected = body as f64 / BYTES_A_TOKEN;
+        let since = Instant::now();
         let ticket = self.core.gate.enter(model, &self.client, self.expected, deadline).await;
         let ticket = ticket.inspect_err(|_| {
             self.core.placement.metrics.rejected.fetch_add(1, Relaxed);
         })?;
+        let metrics = &self.core.placement.metrics;
+        metrics.queued(since.elapsed());
+        self.model = Some(metrics.model(model));
+        self.trail.note(|notes| notes.queued = Some(since.elapsed()));
         self.trail.let_through(ticket);
         Ok(())
     }
@@ -109,7 +119,24 @@ impl Tracker {
     /// The first piece of the answer came then.
     pub(super) fn first_token_at(&mut self, then: Instant) {
         if !std::mem::replace(&mut self.first_token, true) {
-            self.core.placement.metrics.first_token(then.saturating_duration_since(self.started));
+            self.trail.note(|notes| notes.first = Some(then));
+            let after = then.saturating_duration_since(self.started);
+            self.core.placement.metrics.first_token(after);
+            if let Some(model) = &self.model {
+                model.first_token(after);
+            }
+        }
+    }
+    /// A piece of a stream is here.
+    pub(super) fn piece(&mut self) {
+        let now = Instant::now();
+        if let Some(last) = self.piece.replace(now) {
+            self.core.placement.metrics.gap(now - last);
+            if let Some(model) = &self.model {
+                model.gap(now - last);
+            }
+        } else {
+            self.first_token_at(now);
         }
     }
     /// The status line is out; the stream follows.
@@ -120,6 +147,10 @@ impl Tracker {
     pub(super) fn complete(&mut self, usage: Option<Usage>) {
         self.over = true;
         if let Some(usage) = &usage {
+            self.trail.note(|notes| notes.usage = Some(*usage));
+            if let Some(model) = &self.model {
+                model.used(usage);
+            }
             let tokens = f64::from(usage.prompt_tokens) + f64::from(usage.completion_tokens);
             // Nothing is given back: others were placed behind what was charged.
             self.client.account.charge(self.client.cost((tokens - self.expected).max(0.0)));

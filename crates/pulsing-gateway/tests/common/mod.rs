@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod engine;
+pub mod pki;
 
 use std::collections::BTreeMap;
 use std::future::Future;

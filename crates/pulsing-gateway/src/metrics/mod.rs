@@ -1,10 +1,18 @@
-//! Counters of the gateway and their Prometheus text. Labels take values from fixed sets only: a path or model name out of
-//! a request never becomes a label.
+//! Counters of the gateway and their Prometheus text. Labels take values from fixed sets only: a path out of a
+//! request never becomes a label, and a model's name only if it is served here.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+mod histogram;
+mod models;
+
+pub(crate) use self::models::ModelMetrics;
+
+use self::histogram::{GAPS, Histogram, SECONDS, SHARES, TOKENS};
+use self::models::Models;
 use crate::pool::{Snapshot, State};
 use crate::protocol::Usage;
 
@@ -54,35 +62,6 @@ const STATUSES: [u16; 14] = [200, 204, 400, 401, 404, 405, 408, 413, 429, 499, 5
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const SLOTS: usize = STATUSES.len() + CLASSES.len();
 
-/// Seconds.
-const BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0];
-
-#[derive(Default)]
-struct Histogram {
-    buckets: [AtomicU64; BOUNDS.len() + 1],
-    micros: AtomicU64,
-}
-
-impl Histogram {
-    fn observe(&self, value: Duration) {
-        let seconds = value.as_secs_f64();
-        let slot = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
-        self.buckets[slot].fetch_add(1, Relaxed);
-        self.micros.fetch_add(value.as_micros() as u64, Relaxed);
-    }
-    fn write(&self, out: &mut String, name: &str, help: &str) {
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
-        let mut total = 0;
-        for (index, bucket) in self.buckets.iter().enumerate() {
-            total += bucket.load(Relaxed);
-            let bound = BOUNDS.get(index).map_or_else(|| "+Inf".to_owned(), f64::to_string);
-            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {total}");
-        }
-        let seconds = self.micros.load(Relaxed) as f64 / 1e6;
-        let _ = writeln!(out, "{name}_sum {seconds}\n{name}_count {total}");
-    }
-}
-
 /// Why a request was sent to another Worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
@@ -92,12 +71,30 @@ pub(crate) enum Retry {
     TakenBack,
 }
 
+/// What a gateway holds at the moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gauges {
+    /// Requests being served or waiting.
+    pub(crate) in_flight: usize,
+    /// Requests that wait.
+    pub(crate) queued: usize,
+    /// Lines of the access log that were not written.
+    pub(crate) lost_lines: u64,
+    /// Spans that no collector got.
+    pub(crate) lost_spans: u64,
+}
+
 /// All counters of one gateway.
-#[derive(Default)]
 pub(crate) struct Metrics {
     requests: [[AtomicU64; SLOTS]; Route::ALL.len()],
     ttft: Histogram,
     duration: Histogram,
+    queue: Histogram,
+    gaps: Histogram,
+    input: Histogram,
+    output: Histogram,
+    cached_share: Histogram,
+    models: Models,
     retries: [AtomicU64; 4],
     prompt_tokens: AtomicU64,
     completion_tokens: AtomicU64,
@@ -110,6 +107,32 @@ pub(crate) struct Metrics {
     pub(crate) picker_failed: AtomicU64,
 }
 
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            requests: Default::default(),
+            ttft: Histogram::new(SECONDS),
+            duration: Histogram::new(SECONDS),
+            queue: Histogram::new(SECONDS),
+            gaps: Histogram::new(GAPS),
+            input: Histogram::new(TOKENS),
+            output: Histogram::new(TOKENS),
+            cached_share: Histogram::new(SHARES),
+            models: Models::default(),
+            retries: Default::default(),
+            prompt_tokens: AtomicU64::new(0),
+            completion_tokens: AtomicU64::new(0),
+            cached_tokens: AtomicU64::new(0),
+            disconnects: AtomicU64::new(0),
+            broken_streams: AtomicU64::new(0),
+            resumed: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+            picker_late: AtomicU64::new(0),
+            picker_failed: AtomicU64::new(0),
+        }
+    }
+}
+
 impl Metrics {
     pub(crate) fn request(&self, route: Route, status: u16) {
         let slot = STATUSES
@@ -119,15 +142,32 @@ impl Metrics {
         self.requests[route as usize][slot].fetch_add(1, Relaxed);
     }
     pub(crate) fn first_token(&self, after: Duration) {
-        self.ttft.observe(after);
+        self.ttft.took(after);
     }
     pub(crate) fn finished(&self, after: Duration, usage: Option<Usage>) {
-        self.duration.observe(after);
+        self.duration.took(after);
         if let Some(usage) = usage {
             self.prompt_tokens.fetch_add(u64::from(usage.prompt_tokens), Relaxed);
             self.completion_tokens.fetch_add(u64::from(usage.completion_tokens), Relaxed);
             self.cached_tokens.fetch_add(u64::from(usage.cached_tokens), Relaxed);
+            self.input.observe(f64::from(usage.prompt_tokens));
+            self.output.observe(f64::from(usage.completion_tokens));
+            if usage.prompt_tokens > 0 {
+                self.cached_share.observe(f64::from(usage.cached_tokens) / f64::from(usage.prompt_tokens));
+            }
         }
+    }
+    /// A request waited so long for a Worker to have room.
+    pub(crate) fn queued(&self, time: Duration) {
+        self.queue.took(time);
+    }
+    /// So long after a piece of a stream came the next.
+    pub(crate) fn gap(&self, time: Duration) {
+        self.gaps.took(time);
+    }
+    /// Counts a request for a model that is served.
+    pub(crate) fn model(&self, name: &str) -> Arc<ModelMetrics> {
+        self.models.request(name)
     }
     pub(crate) fn retry(&self, why: Retry) {
         self.retries[why as usize].fetch_add(1, Relaxed);
@@ -142,7 +182,7 @@ impl Metrics {
     }
 
     /// Prometheus text 0.0.4.
-    pub(crate) fn render(&self, in_flight: usize, queued: usize, snapshot: &Snapshot) -> String {
+    pub(crate) fn render(&self, now: Gauges, snapshot: &Snapshot) -> String {
         let mut out = String::with_capacity(8192);
         family(&mut out, "pulsing_router_requests_total", "counter", "Responses by route and status.");
         for route in Route::ALL {
@@ -163,8 +203,13 @@ impl Metrics {
             family(&mut out, name, kind, help);
             let _ = writeln!(out, "{name} {value}");
         };
-        one("pulsing_router_in_flight", "gauge", "Generation requests being served.", in_flight as u64);
-        one("pulsing_router_queued_requests", "gauge", "Requests that wait until a worker has room.", queued as u64);
+        one("pulsing_router_in_flight", "gauge", "Generation requests being served.", now.in_flight as u64);
+        one(
+            "pulsing_router_queued_requests",
+            "gauge",
+            "Requests that wait until a worker has room.",
+            now.queued as u64,
+        );
         one(
             "pulsing_router_rejected_total",
             "counter",
@@ -189,6 +234,13 @@ impl Metrics {
             "Streams that went on, on another worker.",
             self.resumed.load(Relaxed),
         );
+        one(
+            "pulsing_router_access_log_dropped_total",
+            "counter",
+            "Lines of the access log that were not written.",
+            now.lost_lines,
+        );
+        one("pulsing_router_spans_dropped_total", "counter", "Spans that no collector got.", now.lost_spans);
         let mut labelled = |name: &str, kind: &str, help: &str, label: &str, values: &[(&str, u64)]| {
             family(&mut out, name, kind, help);
             for (key, value) in values {
@@ -227,12 +279,21 @@ impl Metrics {
         );
         let workers = State::ALL.map(|state| (state.name(), snapshot.count(state) as u64));
         labelled("pulsing_router_workers", "gauge", "Workers by state.", "state", &workers);
-        self.ttft.write(
-            &mut out,
-            "pulsing_router_time_to_first_token_seconds",
-            "From request to the worker's first piece.",
-        );
-        self.duration.write(&mut out, "pulsing_router_request_duration_seconds", "From request to the last byte.");
+        let histograms = [
+            ("time_to_first_token_seconds", "From request to the worker's first piece.", &self.ttft),
+            ("inter_token_latency_seconds", "Between two pieces of a stream.", &self.gaps),
+            ("request_duration_seconds", "From request to the last byte.", &self.duration),
+            ("queue_time_seconds", "Until a worker had room.", &self.queue),
+            ("input_sequence_tokens", "Prompt tokens of one request.", &self.input),
+            ("output_sequence_tokens", "Completion tokens of one request.", &self.output),
+            ("cached_prompt_ratio", "Part of a request's prompt that the worker had cached.", &self.cached_share),
+        ];
+        for (name, help, histogram) in histograms {
+            let name = format!("pulsing_router_{name}");
+            family(&mut out, &name, "histogram", help);
+            histogram.write(&mut out, &name, "");
+        }
+        self.models.write(&mut out);
         out
     }
 }

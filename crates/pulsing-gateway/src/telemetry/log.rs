@@ -1,0 +1,112 @@
+//! The access log: one JSON object a line.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::config::GatewayError;
+
+/// Lines that wait to be written; more are dropped, and counted: a full disk must not hold up requests.
+const QUEUE: usize = 8192;
+/// How often a file is looked at that somebody may have moved away.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Takes lines; a thread writes them.
+pub(crate) struct AccessLog {
+    lines: Mutex<Option<SyncSender<String>>>,
+    dropped: Arc<AtomicU64>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl AccessLog {
+    /// Opens `place`: a path, or `-` for standard output.
+    ///
+    /// # Errors
+    /// `Config` naming a file that cannot be opened.
+    pub(crate) fn open(place: &str) -> Result<Self, GatewayError> {
+        let bad = |error: io::Error| GatewayError::Config(format!("access_log {place}: {error}"));
+        let path = (place != "-").then(|| PathBuf::from(place));
+        let file = path.as_deref().map(append).transpose().map_err(bad)?;
+        let (lines, received) = sync_channel(QUEUE);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let lost = Arc::clone(&dropped);
+        let run = move || match (path, file) {
+            (Some(path), Some(file)) => write_file(&received, &path, file, &lost),
+            _ => write_out(&received, &lost),
+        };
+        let writer = std::thread::Builder::new().name("access-log".into()).spawn(run).map_err(bad)?;
+        Ok(Self { lines: Mutex::new(Some(lines)), dropped, writer: Mutex::new(Some(writer)) })
+    }
+    /// Writes a line some time later. Never waits.
+    pub(crate) fn write(&self, line: String) {
+        if !self.lines.lock().as_ref().is_some_and(|lines| lines.try_send(line).is_ok()) {
+            self.dropped.fetch_add(1, Relaxed);
+        }
+    }
+    /// Lines that were not written.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Relaxed)
+    }
+    /// Takes no more lines, and returns when all are written. Blocks.
+    pub(crate) fn close(&self) {
+        drop(self.lines.lock().take());
+        if let Some(writer) = self.writer.lock().take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    // Who asked what when is not for everybody.
+    OpenOptions::new().append(true).create(true).mode(0o640).open(path)
+}
+
+fn write_file(lines: &Receiver<String>, path: &Path, file: File, lost: &AtomicU64) {
+    let mut out = BufWriter::new(file);
+    let mut looked = Instant::now();
+    loop {
+        match lines.recv_timeout(LOOK) {
+            Ok(line) => {
+                let mut count = 1;
+                let mut written = writeln!(out, "{line}");
+                while let Ok(line) = lines.try_recv() {
+                    count += 1;
+                    written = written.and_then(|()| writeln!(out, "{line}"));
+                }
+                if let Err(error) = written.and_then(|()| out.flush()) {
+                    lost.fetch_add(count, Relaxed);
+                    tracing::error!(%error, path = %path.display(), "the access log cannot be written");
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        // Whoever rotates logs moves the file away: the next lines belong into a fresh one.
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            let identity = |facts: io::Result<std::fs::Metadata>| facts.ok().map(|facts| (facts.dev(), facts.ino()));
+            if identity(std::fs::metadata(path)) != identity(out.get_ref().metadata())
+                && let Ok(file) = append(path)
+            {
+                out = BufWriter::new(file);
+            }
+        }
+    }
+}
+
+fn write_out(lines: &Receiver<String>, lost: &AtomicU64) {
+    while let Ok(line) = lines.recv() {
+        let mut out = io::stdout().lock();
+        if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
+            lost.fetch_add(1, Relaxed);
+        }
+    }
+}
