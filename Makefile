@@ -43,6 +43,7 @@ lint unit e2e ray vllm:
 fuzz:
 	@PULSING_TEST_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test -p pulsing-core --lib -- fuzz_tests requests_and_answers_may
 	@PULSING_TEST_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test -p pulsing-gateway --test protocol -- whatever_arrives
+	@PULSING_TEST_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test -p pulsing-gateway --lib -- fuzz_tests
 
 bench-layout:
 	@$(PYTHON) tests/bench/layout.py

@@ -20,6 +20,10 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod admit;
+#[cfg(test)]
+#[path = "../../pulsing-core/tests/common/mutate.rs"]
+mod mutate;
+
 pub mod api;
 pub mod cluster;
 mod config;

@@ -237,6 +237,26 @@ async fn one_router_serves_several_worker_names_and_every_public_name_means_its_
     }
 }
 
+#[tokio::test]
+async fn models_that_are_asked_for_by_turns_use_all_their_workers() {
+    let cluster = FakeCluster::new();
+    let metadata = |model| [("kind", "worker"), ("protocol", "1..1"), ("model", model), ("state", "ready")];
+    let models = ["a", "a", "b", "b"];
+    let workers: Vec<_> = models.iter().map(|model| cluster.worker_with(model, &metadata(model), hello)).collect();
+    let gateway = cluster
+        .gateway(|config| {
+            config.policy = PolicyKind::RoundRobin;
+            config.models = ["a", "b"].map(|model| Served::new(format!("the-{model}"), model)).to_vec();
+        })
+        .await;
+    for _ in 0..6 {
+        for model in ["the-a", "the-b"] {
+            assert_eq!(post(&gateway, "/v1/chat/completions", &CHAT.replace("alias", model)).await.status, 200);
+        }
+    }
+    assert_eq!(asked(&workers), [3; 4]);
+}
+
 #[test]
 fn a_table_of_models_that_says_a_name_twice_is_refused() {
     for (models, says) in [

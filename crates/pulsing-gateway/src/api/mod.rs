@@ -3,6 +3,8 @@
 mod answer;
 mod error;
 mod fields;
+#[cfg(test)]
+mod fuzz_tests;
 mod question;
 mod request;
 mod responses;

@@ -122,19 +122,21 @@ impl StreamWriter {
         finish: Option<&str>,
         content: impl FnOnce(&mut Vec<u8>) -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
+        let begun = out.len();
         out.extend_from_slice(&self.head);
         out.extend_from_slice(b"{\"index\":");
         out.extend_from_slice(index.to_string().as_bytes());
         match self.api {
             Api::Chat => {
                 out.extend_from_slice(b",\"delta\":{");
-                content(out)?;
+                // An error event must not follow half an event.
+                content(out).inspect_err(|_| out.truncate(begun))?;
                 out.push(b'}');
             }
             _ => {
                 out.extend_from_slice(b",\"text\":");
                 let before = out.len();
-                content(out)?;
+                content(out).inspect_err(|_| out.truncate(begun))?;
                 if out.len() == before {
                     out.extend_from_slice(b"\"\"");
                 }
@@ -234,6 +236,7 @@ mod tests {
         assert!(text.trim_end().split("\n\n").all(|event| !event.contains('\n')), "{text:?}");
         let bad = Delta { tool_calls_json: "]}\n\ndata: x".into(), ..Delta::default() };
         assert_eq!(writer.push(&mut out, &bad).unwrap_err().status, 502);
+        assert_eq!(String::from_utf8(out).unwrap(), text, "half an event before the error");
     }
 
     #[test]

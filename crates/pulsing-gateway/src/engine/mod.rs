@@ -7,6 +7,8 @@
 mod attempt;
 mod endpoint;
 mod exchange;
+#[cfg(test)]
+mod fuzz_tests;
 mod lines;
 mod message;
 mod normal;

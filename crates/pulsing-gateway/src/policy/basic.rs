@@ -6,14 +6,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::{Choice, Hints, Policy, Why};
 use crate::pool::Worker;
 
-/// In turn.
-#[derive(Default)]
-pub(super) struct RoundRobin(AtomicUsize);
+/// Counters of turns. More than a Router has models, as a rule.
+const TURNS: usize = 64;
+
+/// In turn. Models that are asked for by turns must not share one: each would always meet the same of its Workers. Which
+/// Worker comes first tells the models apart.
+pub(super) struct RoundRobin([AtomicUsize; TURNS]);
+
+impl Default for RoundRobin {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicUsize::new(0)))
+    }
+}
 
 impl Policy for RoundRobin {
     fn pick(&self, workers: &Arc<[Arc<Worker>]>, _: Hints<'_>) -> Choice {
         let count = workers.len();
-        let start = self.0.fetch_add(1, Ordering::Relaxed) % count;
+        let turns = &self.0[workers[0].seed() as usize % TURNS];
+        let start = turns.fetch_add(1, Ordering::Relaxed) % count;
         Choice { index: first_free(workers, (0..count).map(|step| (start + step) % count)), why: Why::Turn }
     }
 }
