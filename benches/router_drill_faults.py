@@ -65,7 +65,8 @@ def kill_streams(field: Range, kind: Kind, policy: str) -> Result:
         await asyncio.to_thread(subject.backends[0].signal, signal.SIGKILL)
         await load.finish()
         failed = lost(load.words())
-        silent = sum(count for word, count in failed.items() if word != "error event")
+        # What clients take for a whole answer.
+        silent = sum(count for word, count in failed.items() if word not in ("error event", "cut"))
         return {"lost": sum(failed.values()), "of": 14, "silent": silent, "how": failed, "kept": not failed}
 
     with standing(field, kind, policy) as subject:

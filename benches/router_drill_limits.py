@@ -25,7 +25,7 @@ BIG = 20_000_000
 # Nulls, large integers, numbers that a float would spoil, keys twice, escapes, and fields that no router knows.
 ODD = (
     '{"zeta": 1, "model":"mock", "messages": [ {"role":"user","content":"caf\\u00e9 \\ud83d\\ude00 \\/"} ],"name":null,'
-    ' "stream" :false,"logprobs":null,"tools":null,"seed":12345678901234567890,"x_big":123456789012345678901234567890,'
+    ' "stream" :false,"logprobs":null,"tools":null,"seed":9007199254740993,"x_big":123456789012345678901234567890,'
     '"x_float":0.1000000000000000055511151231257827, "x_exp":1E+2,"user":"u","x_twice":1,"x_twice":2,'
     '"extra_body":{"guided":{"b":1,"a":[ ]}},"max_completion_tokens":7}'
 )

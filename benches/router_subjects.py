@@ -67,7 +67,7 @@ class Kind:
 
 
 KINDS = [
-    Kind("Pulsing, engines", "pulsing", "engines", ("round_robin", "power_of_two", "stream_load"), cache_aware=False),
+    Kind("Pulsing, engines", "pulsing", "engines", ("round_robin", "power_of_two", "stream_load")),
     Kind("Pulsing, actors", "pulsing", "actors", ("round_robin", "power_of_two", "stream_load")),
     Kind("sglang-router", "sglang-router", "engines", ("round_robin", "power_of_two")),
     Kind("vllm-router", "vllm-router", "engines", ("round_robin", "power_of_two")),

@@ -1,8 +1,7 @@
 //! The fields the Router reads, and the ranges it holds them to: one table, so that all paths give the same verdict.
 //! Everything else travels to the worker untouched.
 
-use serde_json::value::RawValue;
-
+use super::request::elements;
 use super::{Api, ApiError};
 
 /// What a field must be. Null always counts as absent.
@@ -105,11 +104,11 @@ impl Field {
 
 /// The raw JSON of each known field that is present and not null; of a repeated key the last, as JSON parsers do.
 #[derive(Debug)]
-pub(super) struct Fields<'a>(pub(super) [Option<&'a RawValue>; Field::COUNT]);
+pub(super) struct Fields<'a>(pub(super) [Option<&'a str>; Field::COUNT]);
 
 impl<'a> Fields<'a> {
     pub(super) fn get(&self, field: Field) -> Option<&'a str> {
-        self.0[field as usize].map(RawValue::get).filter(|raw| *raw != "null")
+        self.0[field as usize].filter(|raw| *raw != "null")
     }
     /// The value as `T`, once [`check`](Self::check) has passed.
     pub(super) fn read<T: serde::Deserialize<'a>>(&self, field: Field) -> Option<T> {
@@ -140,7 +139,7 @@ impl Rule {
             Object => first == b'{',
             Number(min, max) => raw.parse::<f64>().is_ok_and(|value| (min..=max).contains(&value)),
             Integer(min, max) => integer(raw).is_some_and(|value| (i128::from(min)..=i128::from(max)).contains(&value)),
-            Array(most) => serde_json::from_str::<Vec<&RawValue>>(raw).is_ok_and(|items| items.len() <= most),
+            Array(most) => elements(raw).is_some_and(|items| items.len() <= most),
             Stop if first == b'"' => raw != "\"\"",
             Stop => serde_json::from_str::<Vec<String>>(raw)
                 .is_ok_and(|items| items.len() <= 4 && items.iter().all(|item| !item.is_empty())),

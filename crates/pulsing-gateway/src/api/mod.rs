@@ -8,6 +8,7 @@ mod fuzz_tests;
 mod question;
 mod request;
 mod responses;
+mod scan;
 mod stream;
 mod writer;
 

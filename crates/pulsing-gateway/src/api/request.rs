@@ -10,7 +10,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::fields::{Field, Fields};
-use super::{ApiError, Question, question};
+use super::{ApiError, Question, question, scan};
 use crate::policy::chain;
 
 /// Prompts that one completions request may carry.
@@ -152,9 +152,7 @@ pub fn parse(api: Api, body: &Bytes) -> Result<Parsed, ApiError> {
     if text.trim_ascii().is_empty() {
         return Err(ApiError::invalid(None, "The request body is empty; a JSON object is needed"));
     }
-    let fields = serde_json::from_str::<Fields<'_>>(text).map_err(|error| {
-        ApiError::invalid(None, format!("The request body is not a JSON object that can be read: {error}"))
-    })?;
+    let fields = fields(text)?;
     fields.check(api)?;
 
     #[derive(Deserialize)]
@@ -196,7 +194,7 @@ pub fn parse(api: Api, body: &Bytes) -> Result<Parsed, ApiError> {
     Ok(Parsed {
         api,
         model: fields.read::<String>(Field::Model),
-        model_at: fields.0[Field::Model as usize].map(|raw| at(raw.get())),
+        model_at: fields.0[Field::Model as usize].map(at),
         stream: api.generates() && fields.read(Field::Stream).unwrap_or(false),
         include_usage,
         n,
@@ -209,19 +207,42 @@ pub fn parse(api: Api, body: &Bytes) -> Result<Parsed, ApiError> {
     })
 }
 
+fn fields(text: &str) -> Result<Fields<'_>, ApiError> {
+    let mut fields = Fields([None; Field::COUNT]);
+    let scanned = scan::object(text, |key, value| {
+        if let Some(field) = Field::of(key) {
+            fields.0[field as usize] = Some(value);
+        }
+    });
+    match scanned {
+        Some(()) => Ok(fields),
+        None => serde_json::from_str(text).map_err(|error| {
+            ApiError::invalid(None, format!("The request body is not a JSON object that can be read: {error}"))
+        }),
+    }
+}
+
+/// The raw JSON of an array's elements; `None` for what is no array.
+pub(super) fn elements(raw: &str) -> Option<Vec<&str>> {
+    scan::elements(raw).or_else(|| {
+        let items: Vec<&RawValue> = serde_json::from_str(raw).ok()?;
+        Some(items.into_iter().map(RawValue::get).collect())
+    })
+}
+
 fn required<'a>(fields: &Fields<'a>, field: Field, name: &str) -> Result<&'a str, ApiError> {
     fields.get(field).ok_or_else(|| ApiError::invalid(Some(name), format!("`{name}` is required")))
 }
 
 fn messages<'a>(fields: &Fields<'a>) -> Result<&'a str, ApiError> {
     let raw = required(fields, Field::Messages, "messages")?;
-    let items: Vec<&RawValue> = serde_json::from_str(raw)
-        .map_err(|_| ApiError::invalid(Some("messages"), "`messages` must be an array of message objects"))?;
+    let items = elements(raw)
+        .ok_or_else(|| ApiError::invalid(Some("messages"), "`messages` must be an array of message objects"))?;
     if items.is_empty() {
         return Err(ApiError::invalid(Some("messages"), "`messages` must hold at least one message"));
     }
     for (index, item) in items.iter().enumerate() {
-        if !item.get().starts_with('{') {
+        if !item.starts_with('{') {
             let at = format!("messages[{index}]");
             return Err(ApiError::invalid(Some(&at), format!("`{at}` must be an object with `role` and `content`")));
         }
@@ -240,18 +261,15 @@ fn prompts(text: &str, body: &Bytes, raw: &str) -> Result<Vec<Bytes>, ApiError> 
     if raw.starts_with('"') {
         return Ok(vec![body.clone()]);
     }
-    let items: Vec<&RawValue> = serde_json::from_str(raw).map_err(|_| bad())?;
-    let all = |test: fn(&str) -> bool| items.iter().all(|item| test(item.get()));
+    let items = elements(raw).ok_or_else(bad)?;
+    let all = |test: fn(&str) -> bool| items.iter().all(|item| test(item));
     if items.is_empty() {
         return Err(bad());
     }
     if all(is_token) {
         return Ok(vec![body.clone()]);
     }
-    let is_ids = |raw: &str| {
-        serde_json::from_str::<Vec<&RawValue>>(raw)
-            .is_ok_and(|ids| !ids.is_empty() && ids.iter().all(|id| is_token(id.get())))
-    };
+    let is_ids = |raw: &str| elements(raw).is_some_and(|ids| !ids.is_empty() && ids.iter().all(|id| is_token(id)));
     if !all(|raw| raw.starts_with('"')) && !all(is_ids) {
         return Err(bad());
     }
@@ -265,7 +283,7 @@ fn prompts(text: &str, body: &Bytes, raw: &str) -> Result<Vec<Bytes>, ApiError> 
     Ok(items
         .iter()
         .map(|item| {
-            let one = item.get().as_bytes();
+            let one = item.as_bytes();
             let mut spliced = Vec::with_capacity(text.len() - raw.len() + one.len());
             spliced.extend_from_slice(&body[..at]);
             spliced.extend_from_slice(one);
@@ -311,7 +329,7 @@ impl<'de> Deserialize<'de> for Fields<'de> {
                 let mut fields = Fields([None; Field::COUNT]);
                 while let Some(Key(field)) = map.next_key()? {
                     match field {
-                        Some(field) => fields.0[field as usize] = Some(map.next_value()?),
+                        Some(field) => fields.0[field as usize] = Some(map.next_value::<&RawValue>()?.get()),
                         None => {
                             map.next_value::<IgnoredAny>()?;
                         }

@@ -13,6 +13,7 @@ use super::message::{Forward, Head, error_of, with_model};
 use super::normal::Normaliser;
 use super::reader::{Passed, Reader};
 use super::sse::Gate;
+use super::wire::WireError;
 use crate::api::{Api, ApiError};
 use crate::dispatch::{Failure, Job, Placement, broken};
 use crate::pool::{Lease, Worker};
@@ -220,14 +221,8 @@ async fn refused(worker: &Worker, endpoint: &Endpoint, job: &Job, head: &Head, m
     }
 }
 
-fn lost(error: &hyper::Error) -> Failure {
-    let mut text = format!("the engine broke off: {error}");
-    let mut source = std::error::Error::source(error);
-    while let Some(inner) = source {
-        text = format!("{text}: {inner}");
-        source = inner.source();
-    }
-    Failure::Lost(text)
+fn lost(error: &WireError) -> Failure {
+    Failure::Lost(format!("the engine broke off: {error}"))
 }
 
 impl EngineStream {

@@ -9,7 +9,7 @@ use arc_swap::ArcSwapOption;
 use hyper::header::HeaderValue;
 use parking_lot::Mutex;
 
-use super::exchange::Wire;
+use super::wire::Wire;
 use crate::dial::{Target, Trust};
 
 /// How long a dial may take: engines stand close to their Router.
@@ -126,7 +126,7 @@ impl Endpoint {
     }
 
     async fn dial(&self) -> io::Result<Wire> {
-        Wire::new(self.target.dial(DIAL).await?).await.map_err(io::Error::other)
+        Ok(Wire::new(self.target.dial(DIAL).await?))
     }
 }
 

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::response::Parts;
 use hyper::{Method, Request, StatusCode};
@@ -38,12 +37,12 @@ pub(super) struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    pub(super) fn request(&self, endpoint: &Endpoint, body: Bytes) -> Result<Request<Full<Bytes>>, ApiError> {
+    pub(super) fn request(&self, endpoint: &Endpoint, body: Bytes) -> Result<Request<Bytes>, ApiError> {
         let impossible = |error: hyper::http::Error| ApiError::worker_fault(format!("no request can be made: {error}"));
         let mut request = Request::builder()
             .method(Method::POST)
             .uri(endpoint.path(self.api.path()))
-            .body(Full::new(body))
+            .body(body)
             .map_err(impossible)?;
         let headers = request.headers_mut();
         headers.insert(header::HOST, endpoint.authority());

@@ -5,6 +5,7 @@
 //! that brought into the form that strict clients accept.
 
 mod attempt;
+mod chunks;
 mod endpoint;
 mod exchange;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod message;
 mod normal;
 mod reader;
 mod sse;
+mod wire;
 
 pub(crate) use attempt::{Engine, EngineStream, Whole};
 pub(crate) use endpoint::Endpoint;

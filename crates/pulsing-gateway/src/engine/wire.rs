@@ -1,0 +1,212 @@
+//! A connection to an engine: one request after the other over HTTP/1.1.
+//!
+//! Whoever waits for the answer reads it: no task and no queue stand in between, and dropping the connection closes the
+//! socket at once, which is how an engine learns that its client left.
+
+use std::future::{Future, poll_fn};
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::{Buf, Bytes, BytesMut};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::response::Parts;
+use hyper::{Request, Response, StatusCode, Version};
+use tokio::io::{AsyncReadExt, AsyncWrite};
+
+use super::chunks::Chunks;
+use super::endpoint::Endpoint;
+use super::exchange::{Exchange, Framing};
+use crate::dial::Stream;
+
+/// Room for one read.
+const READ: usize = 16 * 1024;
+/// Room below which more is made.
+const LEAST: usize = 2 * 1024;
+/// Largest head of an answer, and most headers in it.
+const MAX_HEAD: usize = 64 * 1024;
+const MAX_HEADERS: usize = 128;
+
+/// Why there is no answer, or no more of it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WireError {
+    /// The system's words.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The engine closed the connection.
+    #[error("it closed the connection {0}")]
+    Closed(&'static str),
+    /// The engine does not speak HTTP/1.1 as it is written.
+    #[error("its answer cannot be read: {0}")]
+    Unreadable(String),
+}
+
+/// A connection.
+pub(super) struct Wire {
+    stream: Stream,
+    /// What has arrived and was not looked at.
+    pub(super) read: BytesMut,
+}
+
+impl Wire {
+    pub(super) fn new(stream: Stream) -> Self {
+        Self { stream, read: BytesMut::new() }
+    }
+
+    /// Whether the next request can go here: the server has neither closed nor said anything unasked.
+    pub(super) fn is_open(&mut self) -> bool {
+        self.read.is_empty() && self.poll_read(&mut Context::from_waker(Waker::noop()), READ).is_pending()
+    }
+
+    /// Reads what is there; 0 at the end of the connection.
+    pub(super) fn poll_read(&mut self, cx: &mut Context<'_>, room: usize) -> Poll<io::Result<usize>> {
+        if self.read.capacity() - self.read.len() < LEAST {
+            self.read.reserve(room);
+        }
+        pin!(self.stream.read_buf(&mut self.read)).poll(cx)
+    }
+
+    /// Sends a request and waits for the head of the answer.
+    pub(super) async fn send(
+        mut self,
+        request: Request<Bytes>,
+        endpoint: &Arc<Endpoint>,
+    ) -> Result<(Parts, Exchange), WireError> {
+        let mut sending = Sending { out: written(&request).chain(request.into_body()), failed: None };
+        let answer = poll_fn(|cx| self.poll_answer(cx, &mut sending)).await?;
+        // Who answers before it has read everything does not read on, or would take the rest for a request.
+        let keep = answer.keep && !sending.out.has_remaining() && sending.failed.is_none();
+        Ok((answer.parts, Exchange::new(self, answer.framing, keep, endpoint)))
+    }
+
+    fn poll_answer(&mut self, cx: &mut Context<'_>, sending: &mut Sending) -> Poll<Result<Answer, WireError>> {
+        sending.poll(cx, &mut self.stream);
+        loop {
+            if let Some(answer) = self.head()? {
+                return Poll::Ready(Ok(answer));
+            }
+            let count = ready!(self.poll_read(cx, READ));
+            if !matches!(count, Ok(0) | Err(_)) {
+                continue;
+            }
+            // Why nothing more could be sent tells more than that nothing came.
+            return Poll::Ready(Err(match (sending.failed.take(), count) {
+                (Some(error), _) | (None, Err(error)) => error.into(),
+                (None, Ok(_)) => WireError::Closed("before its answer"),
+            }));
+        }
+    }
+
+    /// The head of the answer, once it is whole.
+    fn head(&mut self) -> Result<Option<Answer>, WireError> {
+        let bad = |why: String| Err(WireError::Unreadable(why));
+        while !self.read.is_empty() {
+            let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+            let mut response = httparse::Response::new(&mut headers);
+            let length = match response.parse(&self.read) {
+                Ok(httparse::Status::Complete(length)) => length,
+                Ok(httparse::Status::Partial) if self.read.len() < MAX_HEAD => return Ok(None),
+                Ok(httparse::Status::Partial) => return bad(format!("its head is over {MAX_HEAD} bytes")),
+                Err(error) => return bad(error.to_string()),
+            };
+            let status = response.code.and_then(|code| StatusCode::from_u16(code).ok());
+            let Some(status) = status else { return bad("it has no status".to_owned()) };
+            if status == StatusCode::SWITCHING_PROTOCOLS {
+                return bad("it changes the protocol unasked".to_owned());
+            }
+            let answer = if status.is_informational() { None } else { Some(Answer::new(status, &response)?) };
+            self.read.advance(length);
+            if answer.is_some() {
+                return Ok(answer);
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A request on its way out.
+struct Sending {
+    out: bytes::buf::Chain<Bytes, Bytes>,
+    failed: Option<io::Error>,
+}
+
+impl Sending {
+    /// Writes what can be written. A failure is kept: the answer may have come before it.
+    fn poll(&mut self, cx: &mut Context<'_>, stream: &mut Stream) {
+        while self.out.has_remaining() && self.failed.is_none() {
+            let mut slices = [IoSlice::new(&[]); 2];
+            let count = self.out.chunks_vectored(&mut slices);
+            match Pin::new(&mut *stream).poll_write_vectored(cx, &slices[..count]) {
+                Poll::Pending => return,
+                Poll::Ready(Ok(0)) => self.failed = Some(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(count)) => self.out.advance(count),
+                Poll::Ready(Err(error)) => self.failed = Some(error),
+            }
+        }
+        // TLS keeps what the socket did not take.
+        if self.failed.is_none()
+            && let Poll::Ready(Err(error)) = Pin::new(stream).poll_flush(cx)
+        {
+            self.failed = Some(error);
+        }
+    }
+}
+
+fn written(request: &Request<Bytes>) -> Bytes {
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    let mut head = Vec::with_capacity(512);
+    for part in [request.method().as_str(), " ", path, " HTTP/1.1\r\n"] {
+        head.extend_from_slice(part.as_bytes());
+    }
+    for (name, value) in request.headers() {
+        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            head.extend_from_slice(part);
+        }
+    }
+    head.extend_from_slice(format!("content-length: {}\r\n\r\n", request.body().len()).as_bytes());
+    head.into()
+}
+
+/// The head of an answer.
+struct Answer {
+    parts: Parts,
+    framing: Framing,
+    /// Another request can follow on the same connection.
+    keep: bool,
+}
+
+impl Answer {
+    fn new(status: StatusCode, response: &httparse::Response<'_, '_>) -> Result<Self, WireError> {
+        let bad = |why: &str| WireError::Unreadable(why.to_owned());
+        let (mut parts, ()) = Response::new(()).into_parts();
+        parts.status = status;
+        parts.version = if response.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
+        parts.headers = HeaderMap::with_capacity(response.headers.len());
+        for one in response.headers.iter() {
+            let name = HeaderName::from_bytes(one.name.as_bytes()).map_err(|_| bad("a header has no name"))?;
+            let value = HeaderValue::from_bytes(one.value).map_err(|_| bad("a header has no value"))?;
+            parts.headers.append(name, value);
+        }
+        let says = |name: HeaderName, word: &str| {
+            let mut values = parts.headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+            values.any(|value| value.split(',').any(|one| one.trim().eq_ignore_ascii_case(word)))
+        };
+        let mut keep = parts.version == Version::HTTP_11 && !says(header::CONNECTION, "close");
+        let framing = if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+            Framing::Length(0)
+        } else if says(header::TRANSFER_ENCODING, "chunked") {
+            // With two lengths at once a proxy in between may see another end than we do.
+            keep &= !parts.headers.contains_key(header::CONTENT_LENGTH);
+            Framing::Chunked(Chunks::default())
+        } else if let Some(first) = parts.headers.get(header::CONTENT_LENGTH) {
+            let same = parts.headers.get_all(header::CONTENT_LENGTH).iter().all(|other| other == first);
+            let digits = first.to_str().ok().filter(|text| same && text.bytes().all(|byte| byte.is_ascii_digit()));
+            Framing::Length(digits.and_then(|text| text.parse().ok()).ok_or_else(|| bad("its length is no number"))?)
+        } else {
+            keep = false;
+            Framing::UntilClosed
+        };
+        Ok(Self { parts, framing, keep })
+    }
+}
