@@ -210,3 +210,98 @@ impl Answer {
         Ok(Self { parts, framing, keep })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What an engine that says `answer` to whatever comes, and then closes if it is to, looks like from here: status,
+    /// body, and whether the connection was kept.
+    async fn ask(answer: &'static [u8], closes: bool, body: usize) -> Result<(u16, Vec<u8>, bool), WireError> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("its address"));
+        let engine = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            // What stays unread makes a reset of the close.
+            let mut request = Vec::new();
+            while request.len() < 1000 && !request.ends_with(b"xxxxxxxxxx") {
+                stream.read_buf(&mut request).await.expect("a request");
+            }
+            stream.write_all(answer).await.expect("written");
+            if !closes {
+                // Until the other side has had enough.
+                let _ =
+                    tokio::time::timeout(std::time::Duration::from_secs(5), stream.read_to_end(&mut Vec::new())).await;
+            }
+        });
+        let endpoint = Arc::new(Endpoint::parse(&url).expect("a URL"));
+        let (wire, _) = endpoint.connection(true).await?;
+        let request =
+            Request::post("/v1/x").header("host", "h").body(Bytes::from(vec![b'x'; body])).expect("a request");
+        let (parts, mut exchange) = wire.send(request, &endpoint).await?;
+        let mut read = Vec::new();
+        while let Some(data) = exchange.data().await {
+            read.extend_from_slice(&data?);
+        }
+        let kept = endpoint.connection(false).await.is_ok_and(|(_, reused)| reused);
+        drop(exchange);
+        engine.abort();
+        Ok((parts.status.as_u16(), read, kept))
+    }
+    fn said(text: &str) -> Vec<u8> {
+        text.as_bytes().to_vec()
+    }
+
+    #[tokio::test]
+    async fn every_way_to_end_an_answer_is_understood() {
+        for (answer, closes, expected) in [
+            (&b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"[..], false, (200, said("ok"), true)),
+            (
+                b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+                false,
+                (200, said("ok"), true),
+            ),
+            (b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\nHTTP/1.1 204 No\r\n\r\n", false, (204, said(""), true)),
+            (
+                b"HTTP/1.1 200 OK\r\nConnection: keep, Close\r\ncontent-length: 2\r\n\r\nok",
+                false,
+                (200, said("ok"), false),
+            ),
+            (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok, and more", false, (200, said("ok"), false)),
+            (b"HTTP/1.0 200 OK\r\n\r\nuntil it closes", true, (200, said("until it closes"), false)),
+        ] {
+            assert_eq!(
+                ask(answer, closes, 10).await.expect("an answer"),
+                expected,
+                "{}",
+                String::from_utf8_lossy(answer)
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_answer_is_an_error_that_says_why() {
+        for (answer, why) in [
+            (&b""[..], "closed the connection before its answer"),
+            (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", "closed the connection in the middle of its answer"),
+            (b"SSH-2.0-x\r\n\r\n", "cannot be read"),
+            (b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", "its length is no number"),
+            (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab", "its length is no number"),
+            (b"HTTP/1.1 101 Up\r\n\r\n", "changes the protocol"),
+            (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "no hexadecimal number"),
+        ] {
+            let error = ask(answer, true, 10).await.expect_err("no answer").to_string();
+            assert!(error.contains(why), "{}: {error}", String::from_utf8_lossy(answer));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_comes_before_the_request_is_out_is_taken_and_the_connection_is_not_kept() {
+        let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
+        let (status, body, kept) = ask(answer, false, 64 << 20).await.expect("an answer");
+        assert_eq!((status, body, kept), (413, said("no"), false));
+    }
+}
