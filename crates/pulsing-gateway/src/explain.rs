@@ -103,6 +103,7 @@ pub(crate) fn page(config: &GatewayConfig, policy: &dyn Policy, pool: &Pool, dec
             "instance": target.actor.to_string(),
             "node": target.node.to_string(),
             "state": worker.state().name(),
+            "role": worker.role().name(),
             "detail": worker.detail(),
             "models": worker.models(),
             "url": worker.endpoint().map(|endpoint| endpoint.url()),

@@ -152,6 +152,9 @@ pub struct Delta {
     /// With the last delta of the request.
     #[prost(message, optional, tag = "8")]
     pub usage: Option<Usage>,
+    /// From a prefill worker, with its last delta: what a decode worker needs to go on.
+    #[prost(bytes = "bytes", tag = "9")]
+    pub handoff: Bytes,
 }
 
 /// Tokens spent.

@@ -93,6 +93,7 @@ impl Placement {
             request_id: job.request_id.clone(),
             deadline_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1),
             traceparent: trace.clone().unwrap_or_default(),
+            handoff: job.handoff.clone(),
             ..Generate::default()
         };
         if let Some(resume) = &task.resume {

@@ -8,10 +8,12 @@
 //! | `blame`     | whose fault a failure is                                                |
 //! | `takeback`  | when a request is taken back from a Worker that hangs                   |
 //! | `resume`    | what a stream is continued from when its Worker is lost                 |
+//! | `pair`      | one request on two Workers: prefill and decode                         |
 //! | `source`    | the pieces of the answer, whatever they come from                      |
 
 mod attempt;
 mod blame;
+mod pair;
 mod place;
 mod question;
 mod resume;
@@ -52,6 +54,7 @@ pub(crate) struct Placement {
 }
 
 /// One client request, shared by its sub-requests.
+#[derive(Clone)]
 pub(crate) struct Job {
     pub(crate) api: Api,
     pub(crate) model: String,
@@ -63,6 +66,12 @@ pub(crate) struct Job {
     pub(crate) stream: bool,
     /// Whether its stream may go on elsewhere.
     pub(crate) resume: Resume,
+    /// Parts that an engine makes of it: choices of a chat, prompts of completions.
+    pub(crate) batch: usize,
+    /// Which half of it a Worker of a pair does; the body is made for it.
+    pub(crate) half: Option<Half>,
+    /// What an actor is told by the one that read the prompt.
+    pub(crate) handoff: Bytes,
     /// What is asked, where no text is to be generated.
     pub(crate) question: Option<Question>,
     /// The client's headers, for engines.
@@ -79,7 +88,17 @@ pub(crate) struct Job {
     pub(crate) pick: Option<PickRequest>,
 }
 
+/// What one of two Workers does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    /// It reads the prompt; nobody sees its answer.
+    Reads,
+    /// It generates.
+    Generates,
+}
+
 /// A request to `/v1/responses` as it came.
+#[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) body: Bytes,
     /// Where the value of `model` lies.

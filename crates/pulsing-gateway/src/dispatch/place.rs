@@ -13,10 +13,9 @@ use super::resume::Resume;
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
 use crate::engine::Engine;
-use crate::explain::Decision;
 use crate::metrics::Retry;
 use crate::policy::Why;
-use crate::pool::{Fault, State, Worker};
+use crate::pool::{Fault, Role, State, Worker};
 use crate::trail::Stage;
 
 /// Who may take a request.
@@ -79,17 +78,32 @@ impl Placement {
                 }
                 return Err(ApiError::no_workers(&why));
             };
+            let pairs = matches!(worker.role(), Role::Prefill(_)) && job.question.is_none();
+            let decoder = if pairs { self.decoder(&job, &worker, &excluded) } else { None };
+            if pairs && decoder.is_none() {
+                excluded.push(worker.target().actor);
+                last_words.get_or_insert_with(|| "there is no other half for it".to_owned());
+                continue;
+            }
             // One that rests and was chosen for want of a better one is tried by anybody.
             let trial = self.pool.admit(&worker).unwrap_or(false);
             self.policy.sent(&worker, job.hints());
+            let mut tried = Arc::clone(&worker);
             let sent = Instant::now();
-            let attempt = match worker.endpoint() {
-                Some(endpoint) => tokio::select! {
+            let attempt = match (worker.endpoint(), &decoder) {
+                (None, _) if task.takers == Takers::Undivided => return Ok(Placed::Divide),
+                (_, Some(decoder)) => {
+                    let attempt = self.attempt_pair(&worker, decoder, &job, &mut task, trial).await;
+                    attempt.map_err(|(failure, which)| {
+                        tried = which;
+                        failure
+                    })
+                }
+                (Some(endpoint), None) => tokio::select! {
                     answer = self.attempt_engine(&worker, endpoint, &job, task.body.clone(), trial) => answer.map(Placed::Engine),
                     () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), None) => Err(Failure::TakenBack),
                 },
-                None if task.takers == Takers::Undivided => return Ok(Placed::Divide),
-                None => match &job.question {
+                (None, None) => match &job.question {
                     Some(question) => tokio::select! {
                         whole = self.ask(&worker, &job, question, task.body.clone(), trial) => whole.map(|whole| Placed::Engine(Engine::Whole(whole))),
                         () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), None) => Err(Failure::TakenBack),
@@ -98,6 +112,7 @@ impl Placement {
                 },
             };
             job.trail.spent(Stage::Worker, sent);
+            let worker = tried;
             let (error, fault) = match attempt {
                 Ok(placed) => {
                     self.served_elsewhere(&suspects, &worker, &task.body);
@@ -210,11 +225,7 @@ impl Placement {
                 (Arc::clone(candidates.get(choice.index)?), choice.why)
             }
         };
-        if self.config.debug_routing {
-            let decision = Arc::new(Decision::new(&job.request_id, &job.model, &worker, why, candidates));
-            job.trail.decided(&decision);
-            self.decisions.add(decision);
-        }
+        self.explain(job, &worker, why, candidates);
         Some(worker)
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Job, Placement};
-use crate::pool::{Likeness, State, Worker};
+use crate::pool::{Likeness, Role, State, Worker};
 
 impl Placement {
     /// Ends when what the Worker has is better sent to another one, and there is another one; with `like`, one that can go
@@ -47,8 +47,12 @@ impl Placement {
     }
 
     fn has_other(&self, worker: &Arc<Worker>, job: &Job, like: Option<&Likeness>) -> bool {
-        let ready = self.pool.snapshot().ready_for(&job.model).unwrap_or_default();
+        let snapshot = self.pool.snapshot();
+        let likes = match worker.role() {
+            Role::Decode(_) => snapshot.decoders_for(&job.model),
+            Role::Aggregated | Role::Prefill(_) => snapshot.ready_for(&job.model).unwrap_or_default(),
+        };
         let fits = |other: &Worker| other.serves(job.api) && like.is_none_or(|like| other.is_like(like));
-        ready.iter().any(|other| !Arc::ptr_eq(other, worker) && fits(other))
+        likes.iter().any(|other| !Arc::ptr_eq(other, worker) && fits(other))
     }
 }

@@ -15,8 +15,8 @@ use super::reader::{Passed, Reader};
 use super::sse::Gate;
 use super::wire::WireError;
 use crate::api::{Api, ApiError};
-use crate::dispatch::{Failure, Job, Placement, broken};
-use crate::pool::{Lease, Worker};
+use crate::dispatch::{Failure, Half, Job, Placement, broken};
+use crate::pool::{Companion, Lease, Worker};
 use crate::protocol::{Deltas, Usage};
 
 /// Largest answer that is no stream, in bytes. Nobody means to get more: 128 choices with logprobs do not reach it.
@@ -73,7 +73,7 @@ impl Placement {
         trial: bool,
     ) -> Result<Engine, Failure> {
         job.trail.attempt(worker);
-        if let Some(native) = job.native.as_ref().filter(|_| endpoint.may_have_responses()) {
+        if let Some(native) = job.native.as_ref().filter(|_| job.half.is_none() && endpoint.may_have_responses()) {
             let asked =
                 Asked { api: Api::Responses, body: native.body.clone(), model_at: native.model_at.clone(), trial };
             match self.exchange(worker, endpoint, job, asked).await {
@@ -101,6 +101,7 @@ impl Placement {
             lease.tries();
         }
         let body = match worker.model_for(self.pool.snapshot().own_name(&job.model)) {
+            _ if job.half.is_some() => body,
             Some(model) if !job.names_model || model != job.model => with_model(&body, model_at, &model),
             _ => body,
         };
@@ -133,7 +134,9 @@ impl Placement {
             };
         }
         // A response is written from what a chat says.
-        let reads = api != Api::Responses && (job.native.is_some() || (worker.normalizes() && api.generates()));
+        let reads = api != Api::Responses
+            && job.half != Some(Half::Reads)
+            && (job.native.is_some() || (worker.normalizes() && api.generates()));
         if job.stream && head.is_event_stream() {
             let reader = if reads { Reader::Normal(Box::default()) } else { Reader::Gate(Gate::new(api)) };
             return stream(head, exchange, lease, reader).await.map(Some);
@@ -226,6 +229,10 @@ fn lost(error: &WireError) -> Failure {
 }
 
 impl EngineStream {
+    /// `companion` ends with it.
+    pub(crate) fn keep(&mut self, companion: Companion) {
+        self.lease.keep(companion);
+    }
     /// Status and headers, once.
     pub(crate) fn take_head(&mut self) -> Option<Head> {
         self.head.take()

@@ -59,6 +59,10 @@ impl Endpoint {
     pub(crate) fn url(&self) -> String {
         format!("{}{}", self.target.url(), self.prefix)
     }
+    /// Its host name or address, without brackets.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
     /// The value of `Host`.
     pub(super) fn authority(&self) -> HeaderValue {
         self.target.authority()

@@ -14,6 +14,7 @@ mod lines;
 mod message;
 mod normal;
 mod reader;
+mod splice;
 mod sse;
 mod wire;
 
@@ -21,3 +22,4 @@ pub(crate) use attempt::{Engine, EngineStream, Whole};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use message::{Head, usage_in};
 pub(crate) use reader::Passed;
+pub(crate) use splice::{Splice, with_fields};

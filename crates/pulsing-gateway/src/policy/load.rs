@@ -20,6 +20,11 @@ impl Policy for LeastLoad {
     }
 }
 
+/// The least loaded of `workers`; `None` if there are none.
+pub(crate) fn least_loaded(workers: &[Arc<Worker>]) -> Option<usize> {
+    (!workers.is_empty()).then(|| survey(workers, Instant::now()).least)
+}
+
 /// What a look at the load of all, or of some, shows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Survey {

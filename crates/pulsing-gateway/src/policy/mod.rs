@@ -29,6 +29,7 @@ use crate::config::GatewayError;
 use crate::pool::Worker;
 
 pub use load::Balance;
+pub(crate) use load::least_loaded;
 pub(crate) use tend::tend;
 pub use why::Why;
 

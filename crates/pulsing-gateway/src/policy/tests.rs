@@ -126,8 +126,9 @@ fn a_hot_prefix_spreads_over_as_many_workers_as_it_takes() {
         all.iter().map(|one| one.in_flight()).collect::<Vec<_>>()
     );
     drop(held);
-    let held = hold(&all[0], 9);
+    policy.sent(&all[0], prompt(&hot));
     policy.keep(&all[..1]);
+    let held = hold(&all[0], 9);
     assert_eq!(policy.pick(&all, prompt(&hot)).why, Why::Unbalanced { matched: 10, blocks: 10 });
     drop(held);
 }

@@ -47,6 +47,8 @@ pub enum Why {
         /// Length of the prompt.
         blocks: usize,
     },
+    /// The least loaded of those that generate from what another one has read.
+    Decodes,
     /// The scheduler that is plugged in said so.
     Scheduler,
 }
@@ -69,6 +71,7 @@ impl fmt::Display for Why {
             Self::Unbalanced { matched, blocks } => {
                 write!(f, "{matched}/{blocks} blocks cached where there is too much load: least loaded")
             }
+            Self::Decodes => f.write_str("decodes: least loaded"),
             Self::Scheduler => f.write_str("chosen by the scheduler"),
         }
     }

@@ -5,6 +5,8 @@
 
 mod breaker;
 mod clock;
+mod companion;
+mod role;
 mod served;
 mod snapshot;
 mod worker;
@@ -25,6 +27,8 @@ use crate::protocol::{self, Description, LoadReport};
 
 pub(crate) use breaker::Fault;
 pub use clock::Limits;
+pub use companion::Companion;
+pub use role::{Pairing, Role};
 pub use served::Served;
 pub use snapshot::Snapshot;
 use snapshot::{Group, NAMES_SHOWN};

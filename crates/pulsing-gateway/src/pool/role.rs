@@ -57,7 +57,9 @@ impl Role {
                 };
                 Ok(Pairing::Concurrent { host: text("bootstrap_host").to_owned(), port })
             }
-            other => Err(format!("its pd {other:?} is unknown; a {} worker needs sequential or concurrent", text("role"))),
+            other => {
+                Err(format!("its pd {other:?} is unknown; a {} worker needs sequential or concurrent", text("role")))
+            }
         };
         match text("role") {
             "" | "aggregated" => Ok(Self::Aggregated),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pulsing_core::Instance;
 
-use super::{Served, State, Worker};
+use super::{Role, Served, State, Worker};
 use crate::api::Api;
 
 /// Names listed in a 503 before it says how many more there are.
@@ -43,6 +43,8 @@ struct Route {
     /// What the Workers call the model.
     model: Option<String>,
     ready: Arc<[Arc<Worker>]>,
+    /// Those that need what another one has read, ready if one is.
+    decoders: Arc<[Arc<Worker>]>,
     /// For when nobody is ready.
     spare: Arc<[Arc<Worker>]>,
 }
@@ -93,15 +95,34 @@ impl Group {
             (unnamed && models.is_empty()) || model.is_none_or(|model| models.iter().any(|name| name == model))
         };
         let fitting = || self.workers.iter().filter(fits);
+        let of = |states: &[State], decodes: bool| -> Vec<Arc<Worker>> {
+            let wanted = |worker: &&Arc<Worker>| {
+                states.contains(&worker.state()) && matches!(worker.role(), Role::Decode(_)) == decodes
+            };
+            fitting().filter(wanted).cloned().collect()
+        };
+        // A slow Worker, or one that rests, is better than none.
+        const SPARE: [State; 2] = [State::Stuck, State::Tripped];
+        let decoders = Some(of(&[State::Ready], true)).filter(|ready| !ready.is_empty());
+        let decoders = decoders.unwrap_or_else(|| of(&SPARE, true));
+        let useful = |workers: Vec<Arc<Worker>>| -> Arc<[Arc<Worker>]> {
+            workers.into_iter().filter(|worker| has_decoder(worker, &decoders)).collect()
+        };
         Route {
             group,
             model: model.map(str::to_owned),
-            ready: fitting().filter(|worker| worker.state() == State::Ready).cloned().collect(),
-            spare: fitting()
-                .filter(|worker| matches!(worker.state(), State::Stuck | State::Tripped))
-                .cloned()
-                .collect(),
+            ready: useful(of(&[State::Ready], false)),
+            spare: useful(of(&SPARE, false)),
+            decoders: decoders.into(),
         }
+    }
+}
+
+/// A Worker that only reads prompts is of use where another one takes them over.
+fn has_decoder(worker: &Worker, decoders: &[Arc<Worker>]) -> bool {
+    match worker.role() {
+        Role::Prefill(own) => decoders.iter().any(|other| other.pairing().is_some_and(|pairing| pairing.fits(&own))),
+        Role::Aggregated | Role::Decode(_) => true,
     }
 }
 
@@ -138,6 +159,10 @@ impl Snapshot {
     /// Ready Workers for `model`; `None` for a model that nobody here has.
     pub fn ready_for(&self, model: &str) -> Option<Arc<[Arc<Worker>]>> {
         self.routes.get(model).map(|route| Arc::clone(&route.ready))
+    }
+    /// Workers for `model` that generate from what others have read.
+    pub fn decoders_for(&self, model: &str) -> Arc<[Arc<Worker>]> {
+        self.routes.get(model).map_or_else(Arc::default, |route| Arc::clone(&route.decoders))
     }
     /// Workers for `model` that do not get on, or rest, for when nobody is ready.
     pub fn spare_for(&self, model: &str) -> Arc<[Arc<Worker>]> {
@@ -207,6 +232,18 @@ impl Snapshot {
                 let shown = details.iter().take(4).cloned().collect::<Vec<_>>().join("; ");
                 let _ = write!(text, " {} worker(s) {state} ({shown}).", details.len());
             }
+        }
+        let halves =
+            workers.iter().filter(|worker| worker.state() == State::Ready && worker.role() != Role::Aggregated);
+        let roles: Vec<&str> = halves.map(|worker| worker.role().name()).collect();
+        if !roles.is_empty() {
+            let count = |name: &str| roles.iter().filter(|role| **role == name).count();
+            let _ = write!(
+                text,
+                " A pair of prefill and decode of the same pd is needed; {} prefill and {} decode worker(s) are ready.",
+                count("prefill"),
+                count("decode")
+            );
         }
         if !strangers.is_empty() {
             let _ = write!(

@@ -15,6 +15,7 @@ use crate::protocol::{self, LoadReport};
 
 use super::breaker::{Breaker, Fault};
 use super::clock::{Clocks, Grant, Limits};
+use super::{Companion, Pairing, Role};
 
 /// The next Worker's number.
 static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -96,6 +97,9 @@ struct Facts {
     protocol: String,
     /// `model` in the metadata.
     model: Option<String>,
+    role: Role,
+    /// What is wrong with it.
+    bad_role: Option<String>,
     /// `apis` in the metadata, by place in [`Api::ALL`]; a Worker that does not say generates text.
     apis: [bool; Api::ALL.len()],
     /// `normalize` in the metadata.
@@ -123,6 +127,8 @@ pub(crate) struct Likeness {
 /// One Worker: an instance id; a restarted one is another Worker.
 pub struct Worker {
     target: Target,
+    /// Of its node.
+    host: String,
     /// The engine's own server, if requests go there; or what is wrong with its address.
     engine: Option<Result<Arc<Endpoint>, String>>,
     /// The engine's key is not known yet, or was refused.
@@ -161,6 +167,7 @@ impl Worker {
     pub(super) fn within(instance: &Instance, limits: Limits) -> Self {
         let worker = Self {
             target: instance.target,
+            host: instance.addr.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']).to_owned(),
             engine: instance.metadata.get("url").map(|url| Endpoint::parse(url).map(Arc::new)),
             wants_key: AtomicBool::new(true),
             doubted: AtomicBool::new(true),
@@ -225,7 +232,7 @@ impl Worker {
         if !protocol::speaks_our_version(&facts.protocol) {
             return State::Incompatible;
         }
-        if matches!(self.engine, Some(Err(_))) {
+        if matches!(self.engine, Some(Err(_))) || facts.bad_role.is_some() {
             return State::Failed;
         }
         let published = State::parse(&facts.published);
@@ -287,8 +294,26 @@ impl Worker {
     pub fn detail(&self) -> String {
         match &self.engine {
             Some(Err(wrong)) => wrong.clone(),
-            _ => self.facts.load().detail.clone(),
+            _ => {
+                let facts = self.facts.load();
+                facts.bad_role.clone().unwrap_or_else(|| facts.detail.clone())
+            }
         }
+    }
+    /// What part of a request it does.
+    pub fn role(&self) -> Role {
+        self.facts.load().role.clone()
+    }
+    /// How it meets its other half; `None` if it does all of a request.
+    pub fn pairing(&self) -> Option<Pairing> {
+        match self.role() {
+            Role::Aggregated => None,
+            Role::Prefill(pairing) | Role::Decode(pairing) => Some(pairing),
+        }
+    }
+    /// The host that it is reached at.
+    pub(crate) fn host(&self) -> &str {
+        self.endpoint().map_or(&self.host, |endpoint| endpoint.host())
     }
     /// Longest context in tokens; 0 = unknown.
     pub fn max_model_len(&self) -> u64 {
@@ -305,6 +330,10 @@ impl Worker {
             facts.continues = text("continue");
             facts.fingerprint = text("fingerprint");
             facts.normalizes = !text("normalize").is_empty();
+            (facts.role, facts.bad_role) = match Role::read(metadata) {
+                Ok(role) => (role, None),
+                Err(wrong) => (Role::Aggregated, Some(wrong)),
+            };
             let apis = metadata.get("apis").map(|apis| apis.split(',').collect::<Vec<_>>());
             facts.apis = Api::ALL.map(|api| match &apis {
                 // Routers make chats of them.
@@ -459,7 +488,15 @@ impl Worker {
         let report = self.reports.load(Ordering::Acquire);
         self.unreported.fetch_add(1, Ordering::AcqRel);
         let grant = self.clocks.grant(bytes, waited);
-        Lease { worker: Arc::clone(self), report, bytes, begun: Instant::now(), unanswered: Some(grant), trial: false }
+        Lease {
+            worker: Arc::clone(self),
+            report,
+            bytes,
+            begun: Instant::now(),
+            unanswered: Some(grant),
+            companion: None,
+            trial: false,
+        }
     }
 }
 
@@ -478,6 +515,8 @@ pub struct Lease {
     begun: Instant,
     /// What the Worker was granted for it, until its first token.
     unanswered: Option<Grant>,
+    /// What goes on elsewhere for the same request.
+    companion: Option<Companion>,
     /// See [`Worker::admit`].
     trial: bool,
 }
@@ -499,6 +538,10 @@ impl Lease {
     /// The Worker's only request, until it is answered.
     pub(crate) fn tries(&mut self) {
         self.trial = true;
+    }
+    /// `companion` ends with it.
+    pub(crate) fn keep(&mut self, companion: Companion) {
+        self.companion = Some(companion);
     }
     /// Since when the Worker has it.
     pub(crate) fn begun(&self) -> Instant {

@@ -373,6 +373,7 @@ async fn run(
     let bodies = std::mem::take(&mut parsed.bodies);
     let mut job = job(core, head.headers, request_id, &body, &mut parsed, &model, tracker);
     job.native = native;
+    job.batch = if job.api == Api::Chat { parsed.n as usize } else { bodies.len() };
     let job = Arc::new(job);
     let envelope = Envelope { api, id: answer_id(api), created: unix_now(), model, choices };
     let mut source = Source::new(&core.placement, &job, body, bodies, parsed.n);
@@ -465,6 +466,9 @@ fn job(
         model_at: parsed.model_at.take(),
         stream: parsed.stream,
         resume: parsed.resume,
+        batch: 1,
+        half: None,
+        handoff: Bytes::new(),
         question: parsed.question.take(),
         request_id: request_id.to_str().unwrap_or_default().to_owned(),
         traceparent,
