@@ -662,7 +662,7 @@ class WorkerRequest:
 
     @property
     def handoff(self) -> bytes:
-        """Opaque prefill/decode state."""
+        """To a decode worker: what the prefill worker gave; with pd=concurrent to both: where they meet, as JSON."""
 
 def encode_request(
     kind: Literal["generate", "question", "subscribe_load", "describe"],
@@ -673,6 +673,7 @@ def encode_request(
     traceparent: str = ...,
     continue_text: str = ...,
     continue_tokens: list[int] = ...,
+    handoff: bytes = ...,
 ) -> bytes:
     """The head of a request, for tests and for engines that forward to other workers.
 
@@ -714,6 +715,7 @@ class Delta:
         logprobs: The choice's ``logprobs`` object for this piece, as an object or as JSON text.
         tool_calls: The ``delta.tool_calls`` array for this piece, likewise.
         reasoning: New reasoning text.
+        handoff: From a prefill worker, with its last piece: what the decode worker gets as `WorkerRequest.handoff`.
 
     Raises:
         ValueError: What cannot be written as JSON.
@@ -730,6 +732,7 @@ class Delta:
         logprobs: Any = None,
         tool_calls: Any = None,
         reasoning: str | None = None,
+        handoff: bytes = ...,
     ) -> Self: ...
     @property
     def text(self) -> str:
@@ -762,6 +765,10 @@ class Delta:
     @property
     def reasoning(self) -> str | None:
         """New reasoning text."""
+
+    @property
+    def handoff(self) -> bytes:
+        """What the decode worker needs; empty: nothing."""
 
 def encode_deltas(deltas: list[Delta]) -> bytes:
     """One stream item."""

@@ -27,6 +27,8 @@ class EngineServer:
     key: str | None = None
     pause: float = 0.0
     """Seconds between two words of a stream."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """What a prefill server of vLLM says beside its answer."""
     seen: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     addr: str = ""
@@ -100,7 +102,8 @@ class EngineServer:
             choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
             choices = [{"index": 0, "finish_reason": "stop", "logprobs": None, **choice}]
             usage = {"prompt_tokens": 1, "completion_tokens": len(words), "total_tokens": 1 + len(words)}
-            _answer(writer, 200, {**base, "object": "chat.completion", "choices": choices, "usage": usage})
+            handed = {} if self.kv_transfer_params is None else {"kv_transfer_params": self.kv_transfer_params}
+            _answer(writer, 200, {**base, "object": "chat.completion", "choices": choices, "usage": usage, **handed})
             return
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         for number, word in enumerate([*words, None]):

@@ -121,6 +121,10 @@ impl Target {
     pub(crate) fn trust(&self, trust: &Trust) {
         self.trust.store(Some(Arc::clone(trust)));
     }
+    /// The host name or address, without brackets.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
     /// Where it is, for people.
     pub(crate) fn url(&self) -> String {
         let scheme = if self.name.is_some() { "https" } else { "http" };

@@ -262,3 +262,21 @@ async fn a_prefill_actor_that_hands_nothing_over_has_failed() {
     let gateway = cluster.gateway(|_| {}).await;
     assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 400);
 }
+
+#[tokio::test]
+async fn a_response_is_the_chat_of_a_pair() {
+    let cluster = FakeCluster::new();
+    let (reads, generates) = (Engine::start(prefill).await, Engine::start(decode).await);
+    join(&cluster, &reads, "prefill", "sequential", &[]);
+    join(&cluster, &generates, "decode", "sequential", &[]);
+    let gateway = cluster.gateway(|_| {}).await;
+    for stream in ["false", "true"] {
+        let told =
+            post(&gateway, "/v1/responses", &format!(r#"{{"model":"tiny","input":"hi","stream":{stream}}}"#)).await;
+        assert_eq!(told.status, 200, "{}", told.body);
+        assert!(told.body.contains("\"text\":\"ok\""), "{}", told.body);
+        assert_eq!(body(&generates)["kv_transfer_params"]["do_remote_prefill"], true);
+        assert!(generates.last().head.starts_with("POST /v1/chat/completions"), "{}", generates.last().head);
+    }
+    assert_eq!((reads.asked(), generates.asked()), (2, 2));
+}

@@ -98,6 +98,8 @@ class GenerateRequest:
     """Text the client already has, to be continued; not to be sent again."""
     continue_tokens: tuple[int, ...] = ()
     """The token ids of that text, where they are known."""
+    handoff: bytes = b""
+    """In a decode worker what the prefill worker gave (``Delta.handoff``); see ``Worker.role``."""
     needs: frozenset[str] = frozenset()
     """Names of the fields that ask for something; see ``Worker.supports``."""
 
@@ -123,6 +125,7 @@ class GenerateRequest:
         deadline: float | None = None,
         continue_text: str = "",
         continue_tokens: tuple[int, ...] = (),
+        handoff: bytes = b"",
     ) -> GenerateRequest:
         """Parse and check a JSON body.
 
@@ -133,6 +136,7 @@ class GenerateRequest:
             deadline: seconds left.
             continue_text: text to continue from.
             continue_tokens: its token ids where known.
+            handoff: what a prefill worker gave for it.
 
         Raises:
             RequestError: 400 with ``param`` naming the field.
@@ -178,6 +182,7 @@ class GenerateRequest:
             template_args=read.template_args(),
             continue_text=continue_text,
             continue_tokens=continue_tokens,
+            handoff=handoff,
             needs=read.other_features(),
             **parsed,
         )

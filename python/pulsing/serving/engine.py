@@ -29,6 +29,8 @@ _LATE_ANSWERS = 2
 # While draining, seconds between two looks at the load. An engine's counts may trail what it does by a step.
 _IDLE_LOOK = 0.25
 _IDLE_LOOKS = 2
+_ROLES = ("aggregated", "prefill", "decode")
+_PAIRINGS = ("sequential", "concurrent")
 # What a server without such an endpoint answers.
 _ABSENT = frozenset({404, 405, 501})
 
@@ -75,6 +77,12 @@ class EngineWorker(Worker):
             the server's metrics: for whoever stops the server next. 0: it leaves at once.
         ca_file: PEM file of the authorities that an https server is believed by; the system's when not given. Routers
             have their own (``engine_ca_file``).
+        role: ``prefill`` or ``decode`` for a server that does one half of requests; Routers pair it with one of the
+            other role. ``aggregated``: it does all.
+        pd: how the halves meet: ``sequential`` (vLLM's kv_transfer_params) or ``concurrent`` (SGLang's bootstrap
+            server).
+        bootstrap_port: of a concurrent prefill server, the port of its bootstrap server.
+        bootstrap_host: its host, where that is not the one of ``url``.
     """
 
     engine = "openai"
@@ -90,6 +98,10 @@ class EngineWorker(Worker):
         drain_timeout: float = 0.0,
         normalize: Normalize = "off",
         ca_file: str | None = None,
+        role: Literal["aggregated", "prefill", "decode"] = "aggregated",
+        pd: Literal["", "sequential", "concurrent"] = "",
+        bootstrap_port: int = 8998,
+        bootstrap_host: str = "",
     ) -> None:
         if normalize not in ("off", "on", "auto"):
             raise ValueError(f"normalize {shown(normalize)} is none of off, on, auto")
@@ -98,6 +110,8 @@ class EngineWorker(Worker):
                 raise ValueError(f"{name} must be 0.01..60 seconds, not {value}")
         if not engine or len(engine) > 40:
             raise ValueError(f"engine must be a short name, or auto, not {shown(engine)}")
+        self._half = _half(role, pd, bootstrap_port, bootstrap_host)
+        self.role, self.pd = role, pd
         self._url = Url.parse(url)
         self._tls = _trust(ca_file) if self._url.secure else None
         self._named_engine = "" if engine == "auto" else engine
@@ -121,7 +135,7 @@ class EngineWorker(Worker):
     def metadata(self) -> dict[str, str]:
         """What the registry shows: as for every worker, and the address that Routers dial."""
         own = {name: value for name, value in super().metadata().items() if name != "apis"}
-        return {**own, **self._learnt(), "url": str(self._url)}
+        return {**own, **self._half, **self._learnt(), "url": str(self._url)}
 
     def _learnt(self) -> dict[str, str]:
         """The part of the metadata that the server's answers may change."""
@@ -331,6 +345,27 @@ class EngineWorker(Worker):
             told = detail or f"{self._url} serves {', '.join(self._models[:4])}"
             _log.log(logging.WARNING if state == "failed" else logging.INFO, "%s: %s", state, told)
         self._set_state(state, detail)
+
+
+def _half(role: str, pd: str, bootstrap_port: int, bootstrap_host: str) -> dict[str, str]:
+    """What Routers must know of a server that does one half.
+
+    Raises:
+        ValueError: An argument makes no sense.
+    """
+    if role not in _ROLES:
+        raise ValueError(f"role must be one of {', '.join(_ROLES)}, not {shown(role)}")
+    if role == "aggregated":
+        if pd:
+            raise ValueError(f"pd={shown(pd)} is for a server with role=prefill or role=decode; this one does all")
+        return {}
+    if pd not in _PAIRINGS:
+        raise ValueError(f"role={role} needs pd=sequential (vLLM) or pd=concurrent (SGLang), not {shown(pd)}")
+    if not 1 <= bootstrap_port <= 65535:
+        raise ValueError(f"bootstrap_port must be a port from 1 to 65535, not {bootstrap_port}")
+    if role == "decode" or pd == "sequential":
+        return {}
+    return {"bootstrap_port": str(bootstrap_port)} | ({"bootstrap_host": bootstrap_host} if bootstrap_host else {})
 
 
 def _said(body: bytes) -> str:

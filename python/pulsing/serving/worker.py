@@ -99,6 +99,13 @@ class Worker(Actor):
     supports: ClassVar[frozenset[str]] = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
     """Request fields the engine honours (see ``GenerateRequest.needs``); a request that asks for another one is
     answered 400. The default is what nearly every client sends."""
+    role: str = "aggregated"
+    """``prefill`` or ``decode`` for a worker that does one half of requests; Routers pair it with one of the other role
+    and the same ``pd``."""
+    pd: str = ""
+    """How the halves meet. ``sequential``: the prefill worker ends with ``Delta(handoff=...)``, which the decode worker
+    finds in ``GenerateRequest.handoff``. ``concurrent``: both get the request at once, and in ``handoff`` the JSON
+    object bootstrap_host, bootstrap_port, bootstrap_room: where they meet."""
 
     continues: ClassVar[Literal["", "greedy", "any"]] = ""
     """Whether another worker's answer can be gone on with from ``request.continue_tokens``, after that worker was lost
@@ -245,11 +252,12 @@ class Worker(Actor):
             "kind": "worker",
             "protocol": "1..1",
             "model": self.model,
-            "role": "aggregated",
+            "role": self.role,
             "state": self._state,
             "engine": self.engine,
             "apis": ",".join(self.apis()),
             **self._likeness(),
+            **({"pd": self.pd} if self.pd else {}),
         }
 
     def _likeness(self) -> dict[str, str]:
@@ -474,6 +482,7 @@ class Worker(Actor):
             deadline=wire.deadline,
             continue_text=wire.continue_text,
             continue_tokens=tuple(wire.continue_tokens),
+            handoff=wire.handoff,
         )
         self._check(request)
         return lambda: self._stream(call, request)

@@ -120,6 +120,8 @@ impl Placement {
         task: &mut Task,
         trial: bool,
     ) -> Result<Placed, (Failure, Arc<Worker>)> {
+        // Two that work for it are no second attempt.
+        job.trail.note(|notes| notes.sequential = false);
         let of = |worker: &Arc<Worker>| {
             let worker = Arc::clone(worker);
             move |failure| (failure, worker)

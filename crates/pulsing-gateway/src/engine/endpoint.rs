@@ -61,7 +61,7 @@ impl Endpoint {
     }
     /// Its host name or address, without brackets.
     pub(crate) fn host(&self) -> &str {
-        &self.host
+        self.target.host()
     }
     /// The value of `Host`.
     pub(super) fn authority(&self) -> HeaderValue {

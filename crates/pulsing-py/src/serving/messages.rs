@@ -86,7 +86,7 @@ impl WorkerRequest {
 
 /// The head of a request, for tests and for engines that forward to other workers.
 #[pyfunction]
-#[pyo3(signature = (kind, *, api = String::new(), request_id = String::new(), deadline = None, traceparent = String::new(), continue_text = String::new(), continue_tokens = Vec::new()))]
+#[pyo3(signature = (kind, *, api = String::new(), request_id = String::new(), deadline = None, traceparent = String::new(), continue_text = String::new(), continue_tokens = Vec::new(), handoff = Vec::new()))]
 pub(crate) fn encode_request<'py>(
     py: Python<'py>,
     kind: &str,
@@ -96,6 +96,7 @@ pub(crate) fn encode_request<'py>(
     traceparent: String,
     continue_text: String,
     continue_tokens: Vec<u32>,
+    handoff: Vec<u8>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     // A float becomes an integer saturating: a negative deadline has passed, which 1 ms says.
     let deadline_ms = deadline.map_or(0, |seconds| ((seconds * 1000.0) as u64).max(1));
@@ -108,7 +109,7 @@ pub(crate) fn encode_request<'py>(
             traceparent,
             continue_text,
             continue_tokens,
-            ..protocol::Generate::default()
+            handoff: handoff.into(),
         }),
         "subscribe_load" => protocol::Kind::SubscribeLoad(protocol::SubscribeLoad {}),
         "describe" => protocol::Kind::Describe(protocol::Describe {}),
@@ -170,7 +171,7 @@ pub(crate) struct Delta(protocol::Delta);
 #[pymethods]
 impl Delta {
     #[new]
-    #[pyo3(signature = (text = String::new(), *, index = 0, token_ids = Vec::new(), finish_reason = None, usage = None, logprobs = None, tool_calls = None, reasoning = None))]
+    #[pyo3(signature = (text = String::new(), *, index = 0, token_ids = Vec::new(), finish_reason = None, usage = None, logprobs = None, tool_calls = None, reasoning = None, handoff = Vec::new()))]
     fn new(
         text: String,
         index: u32,
@@ -180,6 +181,7 @@ impl Delta {
         logprobs: Option<&Bound<'_, PyAny>>,
         tool_calls: Option<&Bound<'_, PyAny>>,
         reasoning: Option<String>,
+        handoff: Vec<u8>,
     ) -> PyResult<Self> {
         let usage = usage.map(|usage| usage.get().message());
         Ok(Self(protocol::Delta {
@@ -191,6 +193,7 @@ impl Delta {
             reasoning: reasoning.unwrap_or_default(),
             finish_reason: finish_reason.unwrap_or_default(),
             usage,
+            handoff: handoff.into(),
         }))
     }
     #[getter]
@@ -228,6 +231,10 @@ impl Delta {
     #[getter]
     fn reasoning(&self) -> Option<&str> {
         Some(self.0.reasoning.as_str()).filter(|text| !text.is_empty())
+    }
+    #[getter]
+    fn handoff<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.handoff)
     }
     fn __repr__(&self) -> String {
         format!("Delta({:?}, index={}, finish_reason={:?})", self.0.text, self.0.index, self.0.finish_reason)
