@@ -73,8 +73,10 @@ class House:
         return int(self.worker._engine.llm.get_num_unfinished_requests())
 
 
-async def collect(worker: VllmWorker, api: str = "chat.completions", *, done: str = "", **body: Any) -> list[Delta]:
-    request = GenerateRequest.from_body(api, json.dumps(body).encode(), continue_text=done)
+async def collect(
+    worker: VllmWorker, api: str = "chat.completions", *, done: str = "", ids: tuple[int, ...] = (), **body: Any
+) -> list[Delta]:
+    request = GenerateRequest.from_body(api, json.dumps(body).encode(), continue_text=done, continue_tokens=ids)
     return [delta async for delta in worker.generate(request)]
 
 
@@ -287,6 +289,22 @@ def test_an_answer_is_continued_where_the_client_has_it(house: House) -> None:
     assert text(deltas) == " France is Paris."
     limit = house.ask(messages=FRANCE, temperature=0, max_tokens=4, done="The capital of")
     assert (text(limit), reasons(limit)) == (" France", {0: "length"})
+    with pytest.raises(RequestError, match="under frequency_penalty"):
+        house.ask(messages=FRANCE, frequency_penalty=1, done="The capital of")
+
+
+def test_s4_an_answer_that_is_cut_goes_on_as_if_it_had_not_been(house: House) -> None:
+    assert house.worker.metadata()["continue"] == "greedy"
+    assert len(house.worker.metadata()["fingerprint"]) == 24
+    asked = {"messages": FRANCE, "temperature": 0, "max_tokens": 24}
+    whole = house.ask(**asked)
+    for cut in (1, 3, len(whole) - 1):
+        had = whole[:cut]
+        ids = tuple(token for delta in had for token in delta.token_ids)
+        rest = house.ask(**asked, done=text(had), ids=ids)
+        assert text(had) + text(rest) == text(whole)
+        assert reasons(rest) == reasons(whole)
+        assert len(ids) + usage(rest)[1] == usage(whole)[1]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from pulsing.serving._fingerprint import fingerprint_of, weights_in
 from pulsing.serving._hf_text import PLAIN_STOPS, PLAIN_TEMPLATE, TextCodec
 from pulsing.serving._vllm_args import convert
 
@@ -159,6 +160,9 @@ class Engine:
             reasoning_parser=config.structured_outputs_config.reasoning_parser,
         )
         self.token_bytes = _token_bytes(self.tokenizer, name)
+        weights = _weights(config.model_config)
+        self.fingerprint = fingerprint_of(config.compute_hash(), weights, template, tool_call_parser) if weights else ""
+        """What engines have in common that answer alike; empty: the weights cannot be told."""
 
     @property
     def dead(self) -> bool:
@@ -336,6 +340,15 @@ def _template(given: str | None, tokenizer: Any, model_config: Any, name: str) -
         name,
     )
     return PLAIN_TEMPLATE, PLAIN_STOPS
+
+
+def _weights(model_config: Any) -> str:
+    """A name for the weights: of files by what they hold, of a repository by its commit; empty if unknown."""
+    folder = Path(model_config.model)
+    if folder.is_dir():
+        return weights_in(folder)
+    commit = getattr(model_config.hf_config, "_commit_hash", None)
+    return f"{model_config.model} {commit}" if commit else ""
 
 
 def _token_bytes(tokenizer: Any, name: str) -> Callable[[int], bytes]:

@@ -317,6 +317,15 @@ def _body(engine: Engine, request: GenerateRequest) -> dict[str, Any]:
 
 def _done_ids(engine: Engine, request: GenerateRequest) -> list[int]:
     """Ids of the part of an answer that the client already has."""
+    if request.continue_tokens or request.continue_text:
+        # To vLLM these tokens are prompt: what it counts over the answer alone would not count them.
+        told = (request.presence_penalty, request.frequency_penalty, request.body.get("min_tokens"))
+        names = ("presence_penalty", "frequency_penalty", "min_tokens")
+        unsound = next((name for name, value in zip(names, told, strict=True) if value), None)
+        if unsound is not None:
+            raise RequestError(
+                400, f"vLLM cannot go on with an answer under {unsound}", unsound, code="cannot_continue"
+            )
     if request.continue_tokens or not request.continue_text:
         return list(request.continue_tokens)
     return list(engine.tokenizer.encode(request.continue_text, add_special_tokens=False))

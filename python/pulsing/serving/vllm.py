@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pulsing._core import LoadReport
 from pulsing.exceptions import PulsingUnsupportedError
 from pulsing.serving._errors import RequestError
+from pulsing.serving._fingerprint import fingerprint_of
 from pulsing.serving._model_files import ModelSource
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._threads import in_daemon_thread
@@ -52,6 +53,7 @@ class VllmWorker(Worker):
     """
 
     engine = "vllm"
+    continues = "greedy"
     supports = frozenset(
         {
             "bad_words",
@@ -158,6 +160,7 @@ class VllmWorker(Worker):
         self.set_detail("starting vLLM's engine and loading the weights")
         engine = self._start.run()
         self.max_model_len = engine.max_model_len
+        self.fingerprint = engine.fingerprint and fingerprint_of(engine.fingerprint, self._max_new_tokens)
         self._engine = engine
         return self._begin_watch(engine)
 
