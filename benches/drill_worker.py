@@ -17,9 +17,11 @@ class DrillWorker(Worker):
     """
 
     supports = Worker.supports
+    continues = "greedy"
 
     def __init__(self, tally_port: int) -> None:
         super().__init__("mock", capacity=10_000, max_waiting=10_000)
+        self.fingerprint = "mock"
         self.tally_port = tally_port
         self.tally = {"running": 0, "served": 0, "left": 0, "left_at": 0}
 
@@ -44,10 +46,11 @@ class DrillWorker(Worker):
             await asyncio.sleep(values.get("first", 0) / 1000)
             if (status := values.get("status", 200)) != 200:
                 raise RequestError(status, "failed as told")
-            for number in range(len(request.continue_text.split()), tokens):
+            first = len(request.continue_tokens)
+            for number in range(first, tokens):
                 await asyncio.sleep(pause)
-                yield Delta(f"{number} ")
-            yield Delta(finish_reason="stop", usage=Usage(8, tokens))
+                yield Delta(f"{number} ", token_ids=(number,))
+            yield Delta(finish_reason="stop", usage=Usage(8, tokens - first))
             self.tally["served"] += 1
         except (asyncio.CancelledError, GeneratorExit):
             self.tally["left"] += 1

@@ -815,6 +815,8 @@ class LoadReport:
         models: Model names.
         detail: How far loading is, or why it failed.
         max_model_len: Longest context in tokens; 0 = unknown.
+        answer_age_ms: Of a worker that stands for a server: milliseconds since the first question that the server has
+            not answered; 0 = none.
 
     Raises:
         ValueError: An unknown state.
@@ -832,6 +834,7 @@ class LoadReport:
         models: Sequence[str] = ...,
         detail: str = ...,
         max_model_len: int = 0,
+        answer_age_ms: int = 0,
     ) -> Self: ...
     def encode(self) -> bytes:
         """One stream item."""
@@ -892,6 +895,10 @@ class LoadReport:
     @property
     def max_model_len(self) -> int:
         """Longest context in tokens."""
+
+    @property
+    def answer_age_ms(self) -> int:
+        """Milliseconds since the first question that the server has not answered."""
 
 @final
 class Description:

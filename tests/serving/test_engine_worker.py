@@ -167,6 +167,49 @@ def test_the_body_reaches_the_engine_byte_for_byte() -> None:
     run(test)
 
 
+def test_s5_a_server_that_hangs_is_off_the_road_within_three_seconds_and_loses_nothing() -> None:
+    async def test() -> None:
+        ports = [free_port(), free_port()]
+        async with (
+            system() as node,
+            system(node.addr) as other,
+            engine_process(ports[0]) as hung,
+            engine_process(ports[1]),
+        ):
+            runner = await start_router(node, "127.0.0.1", 0, "alias", scheduler_type="round_robin")
+            try:
+                for home, port in zip((node, other), ports, strict=True):
+                    await home.spawn(EngineWorker(f"http://127.0.0.1:{port}"), name="worker")
+                await ready(runner.addr, 2)
+                over = False
+                begun: dict[int, float] = {}
+                statuses: list[int] = []
+
+                async def client(number: int) -> None:
+                    while not over:
+                        begun[number] = time.monotonic()
+                        status, _ = await chat(runner.addr, "hello", stream=number % 2 == 0)
+                        statuses.append(status)
+                        await asyncio.sleep(0.05)
+
+                clients = [asyncio.create_task(client(number)) for number in range(8)]
+                await until("the load is on", lambda: len(statuses) >= 32)
+                hung.send_signal(signal.SIGSTOP)
+                stopped = time.monotonic()
+                await until("each has been served since", lambda: min(begun.values()) > stopped, 3)
+                seen = len(statuses)
+                await until("all get on", lambda: len(statuses) >= seen + 32)
+                over = True
+                await asyncio.gather(*clients)
+                assert set(statuses) == {200}
+                hung.send_signal(signal.SIGCONT)
+                await ready(runner.addr, 2)
+            finally:
+                await stop_router(runner, 1)
+
+    run(test)
+
+
 def test_a_killed_engine_leaves_routing_and_comes_back() -> None:
     async def test() -> None:
         port = free_port()

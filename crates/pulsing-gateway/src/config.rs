@@ -71,8 +71,8 @@ pub struct GatewayConfig {
     /// How long a request waits for another Worker when the one it was on is lost. Default 1 s.
     #[serde(deserialize_with = "seconds")]
     pub worker_wait: Duration,
-    /// How long an engine server must have been gone before requests that it has not begun to answer are taken back and
-    /// sent elsewhere. Default 10 s: a process that is only busy comes back sooner.
+    /// How long an engine server must have been gone or silent before requests that it has not begun to answer are taken
+    /// back and sent elsewhere, at most; three times its longest time to a first byte, where that is less. Default 10 s.
     #[serde(deserialize_with = "seconds")]
     pub take_back: Duration,
     /// Silence after which a Worker is not chosen, and its requests that have no answer yet are taken back and sent to

@@ -204,6 +204,9 @@ pub struct LoadReport {
     /// Longest context in tokens; 0 = unknown.
     #[prost(uint64, tag = "10")]
     pub max_model_len: u64,
+    /// Of a worker with `url`: milliseconds since the first question that the server has not answered; 0 = none.
+    #[prost(uint64, tag = "11")]
+    pub answer_age_ms: u64,
 }
 
 /// What a worker is.

@@ -224,7 +224,8 @@ SETTINGS: tuple[RouterSetting, ...] = (
     _seconds(
         "take_back",
         10.0,
-        "how long an engine server must have been gone before what it has not begun to answer is sent elsewhere",
+        "how long an engine server must have been gone or silent before what it has not begun to answer is sent "
+        "elsewhere, at most; three times its longest time to a first byte, where that is less",
     ),
     _seconds(
         "worker_silence",

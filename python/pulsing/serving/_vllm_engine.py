@@ -147,6 +147,7 @@ class Engine:
         self.defaults: dict[str, Any] = config.model_config.get_diff_sampling_param()
         """Sampling settings of the model's ``generation_config``."""
         self.has_tool_parser = tool_call_parser is not None
+        self.has_reasoning_parser = bool(config.structured_outputs_config.reasoning_parser)
         template, self.implied_stops = _template(chat_template, self.tokenizer, self.model_config, name)
         self.renderer = OnlineRenderer(
             config.model_config,

@@ -140,7 +140,9 @@ class _Choice:
         self._parser: Any = None
         self._forced = False
         self._called = False
-        if request.messages and engine.renderer.parser is not None:
+        # Without tools and reasoning there is nothing to parse, and text keeps its tokens.
+        parses = engine.has_reasoning_parser or bool(asked.tools)
+        if request.messages and engine.renderer.parser is not None and parses:
             self._parser = engine.renderer.parser(
                 engine.tokenizer,
                 asked.tools,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -26,6 +27,8 @@ _log = logging.getLogger("pulsing.serving")
 
 # A refused connection is certain. One late answer is not: the engine's process may just be busy.
 _LATE_ANSWERS = 2
+# Between two small questions to a server that serves, in seconds: Routers stop choosing one that is silent for 1.5 s.
+_BEAT = 0.2
 # While draining, seconds between two looks at the load. An engine's counts may trail what it does by a step.
 _IDLE_LOOK = 0.25
 _IDLE_LOOKS = 2
@@ -128,6 +131,9 @@ class EngineWorker(Worker):
         self._absent: set[str] = set()
         self._late = 0
         self._probing: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
+        # When the first question was asked that the server has not answered.
+        self._unanswered: float | None = None
         self._detail = f"{self._url}: not asked yet"
 
     # ---- the actor ----------------------------------------------------------------------------------------------
@@ -158,13 +164,15 @@ class EngineWorker(Worker):
         """Registers at once and starts to look at the server."""
         self._loop = asyncio.get_running_loop()
         self._probing = self._loop.create_task(self._probe_for_ever(), name=f"probe {self._url}")
+        self._beating = self._loop.create_task(self._beat_for_ever(), name=f"beat {self._url}")
 
     async def on_stop(self) -> None:
         """Leaves routing. Requests that Routers have on the server go on: they do not depend on this process."""
-        if self._probing is not None:
-            self._probing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._probing
+        for task in (self._probing, self._beating):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         if self.drain_timeout:
             # Routers choose it no more; what they have there still runs.
             self._set_state("draining")
@@ -205,6 +213,7 @@ class EngineWorker(Worker):
             models=list(self._models),
             detail=self._detail,
             max_model_len=self.max_model_len,
+            answer_age_ms=0 if self._unanswered is None else int((time.monotonic() - self._unanswered) * 1000),
         )
 
     async def on_protocol_call(self, call: InboundCall) -> None:
@@ -276,6 +285,24 @@ class EngineWorker(Worker):
                 self._loaded = True
                 self._change("ready", "")
             await asyncio.sleep(0 if again_at_once else self._interval)
+
+    async def _beat_for_ever(self) -> None:
+        """Asks the least there is, often: a server that hangs is to be seen before its clients see it."""
+        while True:
+            await asyncio.sleep(_BEAT)
+            if self._state != "ready":
+                self._unanswered = None
+                continue
+            if self._unanswered is None:
+                self._unanswered = time.monotonic()
+            try:
+                await self._get("/v1/models" if "/health" in self._absent else "/health")
+            except TimeoutError:
+                continue
+            except (OSError, ProbeError, ValueError):
+                # Some answer it is; what it means is for the probe to say.
+                pass
+            self._unanswered = None
 
     async def _probe(self) -> None:
         self._authorization = self._read_key()

@@ -39,8 +39,11 @@ impl Placement {
         match (worker.state(), worker.endpoint()) {
             (State::Silent | State::Stuck, None) => Some(Duration::ZERO),
             // Reports come from beside an engine, not from within it, and a connection to a process that hangs says
-            // nothing of it: more time has to pass.
-            (State::Silent | State::Stuck | State::Failed, Some(_)) => Some(self.config.take_back),
+            // nothing of it: one that is only busy gets the time that it was seen to need.
+            (State::Silent | State::Stuck | State::Failed, Some(_)) => {
+                let limit = self.config.take_back;
+                Some(worker.notice().map_or(limit, |notice| notice.min(limit)))
+            }
             // Who has failed, drains or is out of reach ends its calls itself.
             _ => None,
         }

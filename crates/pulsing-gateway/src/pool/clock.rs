@@ -24,6 +24,9 @@ const UNKNOWN_SPEED: f64 = 400.0;
 /// What is left of an earlier, longer wait with each first token that came sooner.
 const FADE: f64 = 0.9;
 
+/// Least time that is given to an engine that has fallen silent.
+const NOTICE: Duration = Duration::from_millis(250);
+
 /// When a Worker hangs.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -103,7 +106,9 @@ impl Clocks {
         self.heard_at.store(self.at(now), Ordering::Release);
         let stuck = report.running > 0 && report.progress_age_ms > self.patience().as_millis() as u64;
         let changed = self.stuck.swap(stuck, Ordering::AcqRel) != stuck;
-        self.silent.swap(false, Ordering::AcqRel) || changed
+        // Behind a Worker that stands for a server it is the server that must be heard of.
+        let silent = report.answer_age_ms > self.limits.silence.as_millis() as u64;
+        self.silent.swap(silent, Ordering::AcqRel) != silent || changed
     }
     /// Looks at the clock. True if the Worker has fallen silent. One that never reports is known by other things.
     pub(super) fn tick(&self, now: Instant) -> bool {
@@ -125,6 +130,11 @@ impl Clocks {
         (learned.longest, learned.pace) = (0.0, 0.0);
     }
 
+    /// How long a request may be given when it cannot be told whether its Worker hangs; `None` where nothing was learned.
+    pub(super) fn notice(&self) -> Option<Duration> {
+        let longest = self.learned.lock().longest;
+        (longest > 0.0).then(|| Duration::from_secs_f64(longest * MARGIN).max(NOTICE))
+    }
     /// How long the Worker may go without a token now.
     fn patience(&self) -> Duration {
         let learned = self.learned.lock();
@@ -194,6 +204,21 @@ mod tests {
         assert!(clocks.is_silent());
         assert!(clocks.heard(&report(0, 0), after(&clocks, 12_000)));
         assert!(!clocks.is_silent());
+    }
+
+    #[test]
+    fn test_s5_a_server_that_does_not_answer_its_worker_is_silent() {
+        let clocks = Clocks::new(Limits::default());
+        let heard = |answer_age_ms| {
+            clocks.heard(&LoadReport { answer_age_ms, ..report(0, 0) }, clocks.born);
+            clocks.is_silent()
+        };
+        assert!(!heard(0) && !heard(1500) && heard(1501) && !heard(0));
+        assert_eq!(clocks.notice(), None);
+        clocks.learn(10, Duration::from_millis(20));
+        assert_eq!(clocks.notice(), Some(NOTICE));
+        clocks.learn(10, Duration::from_secs(4));
+        assert_eq!(clocks.notice(), Some(Duration::from_secs(12)));
     }
 
     #[test]

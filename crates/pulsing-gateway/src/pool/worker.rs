@@ -345,8 +345,9 @@ impl Worker {
     }
     /// Takes a report. True if the Worker's facts, its reach or its state changed.
     pub(super) fn set_report(&self, report: LoadReport) -> bool {
-        if State::parse(&report.state) != State::Ready {
-            // Whatever serves here next starts clean.
+        let before = self.facts.load().reported.as_deref().map(State::parse);
+        if State::parse(&report.state) == State::Ready && before != Some(State::Ready) {
+            // What serves from now on starts clean.
             self.clocks.forget();
             self.breaker.reset();
         }
@@ -379,6 +380,10 @@ impl Worker {
         }
         self.breaker.tick(now);
         self.clocks.tick(now)
+    }
+    /// How long what it has not begun to answer is left to it once it may hang; `None`: nothing was learned of it.
+    pub(crate) fn notice(&self) -> Option<Duration> {
+        self.clocks.notice()
     }
     /// Its state is about to be seen by all.
     pub(super) fn show(&self) {

@@ -306,7 +306,7 @@ pub(crate) struct LoadReport(protocol::LoadReport);
 #[pymethods]
 impl LoadReport {
     #[new]
-    #[pyo3(signature = (state = String::from("ready"), running = 0, waiting = 0, capacity = 1, kv_usage = 0.0, processed = 0, progress_age_ms = 0, models = Vec::new(), detail = String::new(), max_model_len = 0))]
+    #[pyo3(signature = (state = String::from("ready"), running = 0, waiting = 0, capacity = 1, kv_usage = 0.0, processed = 0, progress_age_ms = 0, models = Vec::new(), detail = String::new(), max_model_len = 0, answer_age_ms = 0))]
     fn new(
         state: String,
         running: u32,
@@ -318,6 +318,7 @@ impl LoadReport {
         models: Vec<String>,
         detail: String,
         max_model_len: u64,
+        answer_age_ms: u64,
     ) -> PyResult<Self> {
         if !["loading", "ready", "draining", "failed"].contains(&state.as_str()) {
             return Err(malformed(format!("state={state:?}: expected 'loading', 'ready', 'draining' or 'failed'")));
@@ -333,6 +334,7 @@ impl LoadReport {
             models,
             detail,
             max_model_len,
+            answer_age_ms,
         }))
     }
     fn encode<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
@@ -395,6 +397,10 @@ impl LoadReport {
     #[getter]
     fn max_model_len(&self) -> u64 {
         self.0.max_model_len
+    }
+    #[getter]
+    fn answer_age_ms(&self) -> u64 {
+        self.0.answer_age_ms
     }
     fn __repr__(&self) -> String {
         format!("<LoadReport {} {}+{} of {}>", self.0.state, self.0.running, self.0.waiting, self.0.capacity)
