@@ -140,3 +140,55 @@ def test_r2_several_loops_in_threads_of_their_own_call_one_actor(run: Run) -> No
             await eventually("every stream was closed", lambda: actor.closed == 10)
 
     run(main())
+
+
+@pul.remote
+class Far:
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+def test_r2_a_loop_that_is_blocked_holds_up_nobody_whose_answers_it_would_have_read(run: Run) -> None:
+    """The lane of a link is lent to the loop that all its messages are for (`net/loan.rs`): it must come back."""
+    ready, over = threading.Event(), threading.Event()
+    addr: list[str] = []
+
+    async def far_side() -> None:
+        async with local_system() as system:
+            await Far.spawn(system=system, name="far")
+            addr.append(system.addr)
+            ready.set()
+            await asyncio.to_thread(over.wait, 60)
+
+    async def main() -> None:
+        await asyncio.to_thread(ready.wait, 30)
+        async with local_system(seeds=[addr[0]]) as system:
+            far = await system.resolve("far", timeout=10)
+            loop_of_another: asyncio.AbstractEventLoop = asyncio.new_event_loop()
+            another = threading.Thread(target=loop_of_another.run_forever)
+            another.start()
+
+            async def ask(n: int) -> Any:
+                return await far.echo(n)
+
+            try:
+                for round_ in range(5):
+                    # So many that the lane is this loop's by now.
+                    for n in range(50):
+                        assert await far.echo(n) == n
+                    asked = asyncio.run_coroutine_threadsafe(ask(round_), loop_of_another)
+                    # Blocks this loop until another one has its answer.
+                    assert asked.result(20) == round_
+                    assert await asyncio.gather(*(far.echo(n) for n in range(100))) == list(range(100))
+            finally:
+                loop_of_another.call_soon_threadsafe(loop_of_another.stop)
+                another.join()
+                loop_of_another.close()
+
+    there = threading.Thread(target=runtime_util.run, args=(far_side(),))
+    there.start()
+    try:
+        run(main())
+    finally:
+        over.set()
+        there.join()

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use pulsing_core::net::loan::Lent;
 
 /// The sockets that are lent to a loop.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "never made"))]
 pub(crate) struct Sockets {
     set: OwnedFd,
     lanes: Mutex<Arc<Vec<Arc<Lent>>>>,

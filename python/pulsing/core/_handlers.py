@@ -82,18 +82,32 @@ class Handlers:
         if d.state == DONE:
             return
         d.state = RUNNING
-        watch = self._cell.system.watch
+        cell = self._cell
+        watch = cell.system.watch
         if watch.asleep:
             watch.wake()
         spec = d.spec
         if spec.exclusive:
             self.exclusive = d
             # From here on whoever calls us in this chain would wait on itself.
-            d.chain = (*d.chain, self._cell.raw)
-        if spec.kind == "sync" and not spec.blocking:
-            self._run_inline(d)
-        else:
+            d.chain = (*d.chain, cell.raw)
+        if spec.kind != "sync" or spec.blocking:
             self._begin(d, self._handle(d))
+            return
+        try:
+            result = cell.context.copy().run(_call_in, cell, d)
+        except BaseException as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
+            self._leave_exclusive(d)
+            self._raised(d, error)
+        else:
+            if type(result) in _PLAIN or _is_plain(result):
+                if self.exclusive is d:
+                    self.exclusive = None
+                d.value(result)
+            else:
+                self._begin(d, self._finish(d, result))
+        if cell.mailbox.waiting or cell.mailbox.signals:
+            cell.mailbox.pump_soon()
 
     def _begin(self, d: Delivery, coroutine: Coroutine[Any, Any, None]) -> None:
         cell = self._cell
@@ -111,23 +125,6 @@ class Handlers:
             system.loop.create_task(coroutine, context=cell.context.copy())
         if d.state != DONE:
             d.arm()
-
-    def _run_inline(self, d: Delivery) -> None:
-        cell = self._cell
-        try:
-            result = cell.context.copy().run(_call_in, cell, d)
-        except BaseException as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
-            self._leave_exclusive(d)
-            self._raised(d, error)
-        else:
-            if type(result) in _PLAIN or _is_plain(result):
-                if self.exclusive is d:
-                    self.exclusive = None
-                d.value(result)
-            else:
-                self._begin(d, self._finish(d, result))
-        if cell.mailbox.waiting or cell.mailbox.signals:
-            cell.mailbox.pump_soon()
 
     def _enter(self, d: Delivery) -> bool:
         """The first step of a handler's task. False: its message has ended already."""
