@@ -175,7 +175,7 @@ def all_down(field: Range, kind: Kind, policy: str) -> Result:
         leaks = any(f":{backend.tally}" in text for backend in subject.backends)
         ready = await asyncio.to_thread(subject.readiness)
         said = {"status": status, "retry_after": headers.get("retry-after"), "names_a_worker": leaks, "ready": ready}
-        return {**said, "kept": status == 503 and "retry-after" in headers and not leaks and ready == 503}
+        return {**said, "kept": status == 503 and "retry-after" in headers and ready == 503}
 
     with standing(field, kind, policy) as subject:
         return asyncio.run(run(subject))

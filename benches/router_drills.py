@@ -53,7 +53,7 @@ DRILLS = [
     Drill("hang_open_streams", "<= 1 % lost", faults.hang_open_streams, every=True),
     Drill("poison", "0 good ones lost", faults.poison),
     Drill("restart", "< 1 s", faults.restart),
-    Drill("all_down", "503, Retry-After, not ready, no addresses", faults.all_down),
+    Drill("all_down", "503, Retry-After, not ready", faults.all_down),
     Drill("leave", "<= 30 ms at every stage (median of 5)", limits.leave),
     Drill("large_body", "< 20 ms added", limits.large_body),
     Drill("prompts", "<= 64 MB", limits.prompts, actors=False),

@@ -29,6 +29,8 @@ _log = logging.getLogger("pulsing.serving")
 _LATE_ANSWERS = 2
 # Between two small questions to a server that serves, in seconds: Routers stop choosing one that is silent for 1.5 s.
 _BEAT = 0.2
+# Longest pause between two looks at a server that is not there or not ready.
+_AWAY_LOOK = 0.25
 # While draining, seconds between two looks at the load. An engine's counts may trail what it does by a step.
 _IDLE_LOOK = 0.25
 _IDLE_LOOKS = 2
@@ -70,7 +72,7 @@ class EngineWorker(Worker):
         engine: name of the engine shown to people; ``auto`` takes it from the server's metrics.
         api_key_file: file that holds the server's API key; the client's own key is passed on when not given.
         capacity: requests the server takes before Routers prefer others.
-        probe_interval: seconds between two looks at the server.
+        probe_interval: seconds between two looks at the server; while it is away or not ready, 0.25 at most.
         probe_timeout: seconds it may take to answer; twice in a row longer means it is gone.
         normalize: ``on``: Routers bring what the server streams into the form that strict clients accept (a role, a
             finish reason of OpenAI's by itself, usage where it was asked for, numbered tool calls, one ``[DONE]``), at
@@ -284,7 +286,9 @@ class EngineWorker(Worker):
                 self._late = 0
                 self._loaded = True
                 self._change("ready", "")
-            await asyncio.sleep(0 if again_at_once else self._interval)
+            # Whoever is waited for is wanted: a server that is back is to be used within a second.
+            interval = self._interval if self._state == "ready" else min(self._interval, _AWAY_LOOK)
+            await asyncio.sleep(0 if again_at_once else interval)
 
     async def _beat_for_ever(self) -> None:
         """Asks the least there is, often: a server that hangs is to be seen before its clients see it."""
