@@ -7,7 +7,17 @@ from collections.abc import AsyncIterator
 import openai
 
 import pulsing as pul
-from pulsing.serving import Delta, GenerateRequest, RequestError, Usage, Worker, start_router, stop_router
+from pulsing.serving import (
+    Delta,
+    Embeddings,
+    EmbedRequest,
+    GenerateRequest,
+    RequestError,
+    Usage,
+    Worker,
+    start_router,
+    stop_router,
+)
 
 
 class Script(Worker):
@@ -41,6 +51,10 @@ class Script(Worker):
                 logprobs = {"content": [item], "refusal": None}
             yield Delta(piece, logprobs=logprobs)
         yield Delta(finish_reason="length" if command == "long" else "stop", usage=Usage(4, len(words), 2))
+
+    def embed(self, request: EmbedRequest) -> Embeddings:
+        """The length of each input, and a third that no float of 32 bits holds exactly."""
+        return Embeddings([[len(one), 1 / 3] for one in request.inputs], Usage(len(request.inputs), 0))
 
 
 @contextlib.asynccontextmanager

@@ -167,3 +167,57 @@ async def test_fields_of_other_vendors_and_nulls_pass(ours: openai.AsyncOpenAI) 
         extra_body={"foo": 1, "thinking": {"x": 1}, "stop": None, "seed": None, "tools": None, "max_tokens": None},
     )
     assert answer.choices[0].message.content == "x"
+
+
+@with_client
+async def test_embeddings_are_the_same_as_numbers_and_as_bytes(ours: openai.AsyncOpenAI) -> None:
+    # Without a format the client asks for base64 and decodes it itself.
+    packed = await ours.embeddings.create(model="alias", input=["ab", "c"])
+    plain = await ours.embeddings.create(model="alias", input=["ab", "c"], encoding_format="float")
+    for answer in (packed, plain):
+        assert [one.index for one in answer.data] == [0, 1]
+        assert [one.embedding for one in answer.data] == [
+            pytest.approx([2, 1 / 3], rel=1e-6),
+            pytest.approx([1, 1 / 3], rel=1e-6),
+        ]
+        assert (answer.object, answer.model, answer.usage.total_tokens) == ("list", "alias", 2)
+    with pytest.raises(openai.BadRequestError, match="at most 2048"):
+        await ours.embeddings.create(model="alias", input=["x"] * 2049)
+
+
+@with_client
+async def test_a_response_keeps_what_was_asked_and_refuses_what_needs_a_memory(ours: openai.AsyncOpenAI) -> None:
+    answer = await ours.responses.create(
+        model="alias", input=[{"role": "user", "content": "a b"}], instructions="be brief", metadata={"k": "v"}
+    )
+    assert (answer.output_text, answer.instructions, answer.metadata) == ("a b", "be brief", {"k": "v"})
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.store) == (4, 2, False)
+    cut = await ours.responses.create(model="alias", input="long answer")
+    assert cut.incomplete_details is not None
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    for refused in ({"store": True}, {"previous_response_id": "resp_1"}, {"tools": [{"type": "web_search"}]}):
+        with pytest.raises(openai.BadRequestError) as error:
+            await ours.responses.create(model="alias", input="x", extra_body=refused)
+        assert error.value.param in ("store", "previous_response_id", "tools[0]")
+    with pytest.raises(openai.NotFoundError, match="not stored"):
+        await ours.responses.retrieve("resp_1")
+    with pytest.raises(openai.APIError, match="engine broke"):
+        async for _ in await ours.responses.create(model="alias", input="break", stream=True):
+            pass
+
+
+@with_client
+async def test_what_a_worker_cannot_do_is_a_400_that_names_it(ours: openai.AsyncOpenAI) -> None:
+    asked: list[tuple[str, dict[str, object]]] = [
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("logit_bias", {"logit_bias": {"5": 1}}),
+        ("presence_penalty", {"presence_penalty": 1}),
+        ("echo", {"extra_body": {"echo": True}}),
+        ("modalities", {"extra_body": {"modalities": ["text", "audio"]}}),
+    ]
+    for name, fields in asked:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match=f"does not support {name}") as refused:
+                await ours.chat.completions.create(model="alias", messages=user("x"), stream=stream, **fields)
+            assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")

@@ -8,6 +8,7 @@ from typing import Any
 import clients
 import pytest
 from house import BACKENDS, House
+from profiles import TEXT
 
 # It would ask the internet for prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -140,6 +141,23 @@ def test_litellm_knows_a_long_prompt_by_its_text(house: House) -> None:
         LiteLlm(house)._ask("vllm", "long")
 
 
+def test_embeddings_of_both(house: House) -> None:
+    langchain = langchain_openai.OpenAIEmbeddings(
+        model="actor", base_url=house.url, api_key="none", check_embedding_ctx_length=False
+    )
+    (one,) = langchain.embed_documents(["abc"])
+    lite = litellm.embedding(model="openai/actor", api_base=house.url, api_key="none", input=["abc"])
+    assert one == pytest.approx([3, 1 / 3], rel=1e-6) == lite.data[0]["embedding"]
+
+
+def test_langchain_over_responses(house: House) -> None:
+    model = langchain_openai.ChatOpenAI(model="tgi", base_url=house.url, api_key="none", use_responses_api=True)
+    assert model.invoke("text").text == TEXT
+    assert "".join(chunk.text for chunk in model.stream("text")) == TEXT
+    (call,) = model.bind_tools([clients.TOOL]).invoke("tool").tool_calls
+    assert (call["name"], call["args"]) == ("add", {"a": 1})
+
+
 def test_asynchronous_calls_of_both(house: House) -> None:
     async def ask() -> tuple[str, str]:
         first = LangChain(house)._model("actor").ainvoke("a b")
@@ -152,4 +170,4 @@ def test_asynchronous_calls_of_both(house: House) -> None:
         one, two = await asyncio.gather(first, second)
         return str(one.content), str(two.choices[0].message.content)
 
-    assert asyncio.run(ask()) == ("a b", "Grüße 😀 日本")
+    assert asyncio.run(ask()) == ("a b", TEXT)

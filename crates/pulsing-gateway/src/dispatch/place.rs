@@ -57,7 +57,7 @@ impl Placement {
         let mut versions = self.pool.versions();
         loop {
             versions.mark_unchanged();
-            let ready = self.candidates(&job.model);
+            let ready = self.pool.snapshot().candidates(&job.model, job.api);
             let Some(worker) = self.choose(&ready, &excluded, &job, &task).await else {
                 if let Some(error) = failed {
                     return Err(error);
@@ -182,14 +182,6 @@ impl Placement {
         }
     }
 
-    /// Who may take a request for `model`: the ready ones, else those that answer but do not get on, for a slow Worker
-    /// is better than none.
-    fn candidates(&self, model: &str) -> Arc<[Arc<Worker>]> {
-        let snapshot = self.pool.snapshot();
-        let ready = snapshot.ready_for(model).unwrap_or_default();
-        if ready.is_empty() { snapshot.spare_for(model) } else { ready }
-    }
-
     async fn choose(
         &self,
         ready: &Arc<[Arc<Worker>]>,
@@ -198,19 +190,13 @@ impl Placement {
         task: &Task,
     ) -> Option<Arc<Worker>> {
         let takers = task.takers;
-        let serves = |worker: &Worker| worker.serves(job.api);
         let goes_on = |worker: &Worker| task.resume.as_ref().is_none_or(|resume| worker.is_like(&resume.likeness));
-        let all = excluded.is_empty()
-            && task.resume.is_none()
-            && takers != Takers::Actors
-            && ready.iter().all(|worker| serves(worker));
+        let all = excluded.is_empty() && task.resume.is_none() && takers != Takers::Actors;
         let kept: Arc<[Arc<Worker>]>;
         let candidates: &Arc<[Arc<Worker>]> = if all {
             ready
         } else {
-            let fits = |worker: &Worker| {
-                serves(worker) && goes_on(worker) && (takers != Takers::Actors || worker.endpoint().is_none())
-            };
+            let fits = |worker: &Worker| goes_on(worker) && (takers != Takers::Actors || worker.endpoint().is_none());
             let left = ready.iter().filter(|worker| !excluded.contains(&worker.target().actor) && fits(worker));
             kept = left.cloned().collect();
             &kept

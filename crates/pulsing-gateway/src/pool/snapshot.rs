@@ -42,11 +42,34 @@ struct Route {
     group: usize,
     /// What the Workers call the model.
     model: Option<String>,
-    ready: Arc<[Arc<Worker>]>,
+    ready: Able,
     /// Those that need what another one has read, ready if one is.
     decoders: Arc<[Arc<Worker>]>,
     /// For when nobody is ready.
-    spare: Arc<[Arc<Worker>]>,
+    spare: Able,
+    /// By place in [`Api::ALL`]: there are Workers, and none of them answers such requests.
+    lacks: [bool; Api::ALL.len()],
+}
+
+/// Workers by what they answer.
+#[derive(Debug)]
+struct Able {
+    all: Arc<[Arc<Worker>]>,
+    /// By place in [`Api::ALL`]; `None`: all of them answer.
+    only: [Option<Arc<[Arc<Worker>]>>; Api::ALL.len()],
+}
+
+impl Able {
+    fn new(all: Arc<[Arc<Worker>]>) -> Self {
+        let only = Api::ALL.map(|api| {
+            let able = |worker: &&Arc<Worker>| worker.serves(api);
+            (!all.iter().all(|worker| able(&worker))).then(|| all.iter().filter(able).cloned().collect())
+        });
+        Self { all, only }
+    }
+    fn of(&self, api: Api) -> Arc<[Arc<Worker>]> {
+        Arc::clone(self.only[api as usize].as_ref().unwrap_or(&self.all))
+    }
 }
 
 impl Group {
@@ -111,8 +134,9 @@ impl Group {
         Route {
             group,
             model: model.map(str::to_owned),
-            ready: useful(of(&[State::Ready], false)),
-            spare: useful(of(&SPARE, false)),
+            ready: Able::new(useful(of(&[State::Ready], false))),
+            spare: Able::new(useful(of(&SPARE, false))),
+            lacks: Api::ALL.map(|api| fitting().next().is_some() && !fitting().any(|worker| worker.serves(api))),
             decoders: decoders.into(),
         }
     }
@@ -158,15 +182,18 @@ impl Snapshot {
 
     /// Ready Workers for `model`; `None` for a model that nobody here has.
     pub fn ready_for(&self, model: &str) -> Option<Arc<[Arc<Worker>]>> {
-        self.routes.get(model).map(|route| Arc::clone(&route.ready))
+        self.routes.get(model).map(|route| Arc::clone(&route.ready.all))
     }
     /// Workers for `model` that generate from what others have read.
     pub fn decoders_for(&self, model: &str) -> Arc<[Arc<Worker>]> {
         self.routes.get(model).map_or_else(Arc::default, |route| Arc::clone(&route.decoders))
     }
-    /// Workers for `model` that do not get on, or rest, for when nobody is ready.
-    pub fn spare_for(&self, model: &str) -> Arc<[Arc<Worker>]> {
-        self.routes.get(model).map_or_else(Arc::default, |route| Arc::clone(&route.spare))
+    /// Who may take a request: Workers of `model` that answer `api`, the ready ones, or if there are none those that do
+    /// not get on, or rest.
+    pub(crate) fn candidates(&self, model: &str, api: Api) -> Arc<[Arc<Worker>]> {
+        let Some(route) = self.routes.get(model) else { return Arc::default() };
+        let ready = route.ready.of(api);
+        if ready.is_empty() { route.spare.of(api) } else { ready }
     }
     /// What the Workers call the model that clients call `model`; `None` if they name none.
     pub fn own_name(&self, model: &str) -> Option<&str> {
@@ -174,17 +201,8 @@ impl Snapshot {
     }
     /// Why `model` never answers requests for `api`, if it has Workers and none of them does.
     pub(crate) fn lacks(&self, model: &str, api: Api) -> Option<String> {
-        let route = self.routes.get(model)?;
-        let fits = |worker: &&Arc<Worker>| {
-            let models = worker.models();
-            models.is_empty() || route.model.as_ref().is_none_or(|model| models.contains(model))
-        };
-        let workers: Vec<_> = self.groups.get(route.group)?.workers.iter().filter(fits).collect();
-        if workers.is_empty() || workers.iter().any(|worker| worker.serves(api)) {
-            return None;
-        }
-        let served: Vec<&str> =
-            Api::ALL.into_iter().filter(|api| workers.iter().any(|one| one.serves(*api))).map(Api::path).collect();
+        let route = self.routes.get(model).filter(|route| route.lacks[api as usize])?;
+        let served: Vec<&str> = Api::ALL.into_iter().filter(|api| !route.lacks[*api as usize]).map(Api::path).collect();
         Some(format!("its workers have {}", if served.is_empty() { "none".to_owned() } else { served.join(", ") }))
     }
     /// Every Worker, in whatever state.
