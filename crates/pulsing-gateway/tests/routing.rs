@@ -460,3 +460,17 @@ async fn the_headers_that_name_a_conversation_are_a_setting() {
         assert_eq!(used == 1, one_home, "{headers:?} went to {used} workers");
     }
 }
+
+#[tokio::test]
+async fn of_equally_loaded_workers_the_one_with_more_cache_left_is_taken() {
+    let cluster = FakeCluster::new();
+    let workers: Vec<_> = (0..3).map(|_| cluster.worker(hello)).collect();
+    for (worker, usage) in workers.iter().zip([0.9, 0.2, 0.5]) {
+        worker.report(|load| load.kv_usage = usage);
+    }
+    let gateway = cluster.gateway(|_| {}).await;
+    for _ in 0..5 {
+        post(&gateway, "/v1/chat/completions", CHAT).await;
+    }
+    assert_eq!(asked(&workers), [0, 5, 0]);
+}
