@@ -976,6 +976,37 @@ def check_scheduler_type(name: str) -> None:
     """
 
 @final
+class Tracer:
+    """Sends spans to a collector of OpenTelemetry traces (OTLP/HTTP in JSON), beside everything else.
+
+    Args:
+        system: The node whose threads send them.
+        endpoint: ``http://host:4318``; https too.
+        service: ``service.name`` of the spans.
+
+    Raises:
+        ValueError: An address that cannot be used.
+    """
+
+    def __new__(cls, system: System, endpoint: str, service: str) -> Self: ...
+    def record(
+        self, traceparent: str, name: str, start: float, end: float, attributes: str, error: str | None = None
+    ) -> None:
+        """A span below `traceparent`; none where that is no W3C trace context, or one that is not kept.
+
+        Args:
+            traceparent: Of the span above it.
+            name: What it is called.
+            start: Seconds since 1970.
+            end: Seconds since 1970.
+            attributes: JSON object of text, numbers and flags.
+            error: What went wrong.
+
+        Raises:
+            ValueError: `attributes` is no JSON object.
+        """
+
+@final
 class WorkerPicker:
     """Chooses workers as a Router does: the same pool, the same pushed load, the same policies.
 

@@ -47,3 +47,4 @@ pub use picker::{ActorPicker, ExternalPicker, PickRequest};
 pub use policy::{PolicyKind, PolicyOptions};
 pub use pool::Served;
 pub use server::Gateway;
+pub use telemetry::Tracer;

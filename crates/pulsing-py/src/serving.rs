@@ -2,6 +2,7 @@
 
 mod gateway;
 mod messages;
+mod spans;
 
 use pyo3::prelude::*;
 
@@ -14,6 +15,7 @@ pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<messages::Description>()?;
     m.add_class::<gateway::Gateway>()?;
     m.add_class::<gateway::WorkerPicker>()?;
+    m.add_class::<spans::Tracer>()?;
     m.add_function(wrap_pyfunction!(messages::encode_deltas, m)?)?;
     m.add_function(wrap_pyfunction!(messages::encode_answer, m)?)?;
     m.add_function(wrap_pyfunction!(messages::decode_deltas, m)?)?;

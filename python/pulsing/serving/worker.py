@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_answer, encode_deltas
 from pulsing.core import Actor, Message
+from pulsing.core._actor import cell_of
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._questions import (
     Embeddings,
@@ -36,6 +37,7 @@ from pulsing.serving._questions import (
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._text import StopFilter
 from pulsing.serving._threads import in_daemon_thread
+from pulsing.serving._tracing import Spans
 
 if TYPE_CHECKING:
     from pulsing.core._inbound import InboundCall
@@ -158,6 +160,7 @@ class Worker(Actor):
         self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
         self._requests: set[asyncio.Task[Any]] = set()
         self._stopped = False
+        self._spans: Spans | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- what an engine overrides -------------------------------------------------------------------------------
@@ -400,10 +403,13 @@ class Worker(Actor):
         if request.kind in ("generate", "question"):
             task = _current_task()
             self._requests.add(task)
+            began, wrong, ended = time.time(), None, "cancelled"
             try:
-                await self._serve(call, request)
+                wrong = await self._serve(call, request)
+                ended = "complete" if wrong is None else "failed"
             finally:
                 self._requests.discard(task)
+                self._traced().record(request, began, self.model, self.engine, wrong, ended=ended)
         elif request.kind == "subscribe_load":
             await self._report_load(call)
         elif request.kind == "describe":
@@ -430,34 +436,42 @@ class Worker(Actor):
         finally:
             del self._watchers[task]
 
-    async def _serve(self, call: InboundCall, wire: WorkerRequest) -> None:
+    def _traced(self) -> Spans:
+        if self._spans is None:
+            self._spans = Spans(cell_of(self).system, "pulsing-worker")
+        return self._spans
+
+    async def _serve(self, call: InboundCall, wire: WorkerRequest) -> str | None:
+        """Answers one request. Returns what went wrong, if something did."""
+        failure: RequestError | None = None
         try:
             work = self._work(call, wire)
             async with asyncio.timeout(wire.deadline):
                 answer = await self._admitted(work)
         except RequestError as error:
-            _fail(call, error)
+            failure = error
         except TimeoutError:
-            _fail(
-                call,
-                RequestError(504, f"the request's deadline of {wire.deadline} s has passed", code="deadline_exceeded"),
+            failure = RequestError(
+                504, f"the request's deadline of {wire.deadline} s has passed", code="deadline_exceeded"
             )
         except Exception as error:  # noqa: BLE001 - the client's 500, whatever an engine raises
             if call.cancelled:
                 _log.debug("%s: the client of request %s has gone", self.model, wire.request_id, exc_info=error)
-                return
+                return "the client has gone"
             _log.exception("%s: request %s failed", self.model, wire.request_id)
-            _fail(
-                call,
-                RequestError(
-                    500, f"the engine failed: {type(error).__name__}: {str(error)[:500]}", code="engine_error"
-                ),
+            failure = RequestError(
+                500, f"the engine failed: {type(error).__name__}: {str(error)[:500]}", code="engine_error"
             )
         else:
             if answer is None:
                 call.end()
             else:
                 call.reply(answer)
+        if failure is None:
+            return None
+        _fail(call, failure)
+        # The text may hold parts of what was asked.
+        return f"{failure.status} {failure.code or ''}".strip()
 
     def _work(self, call: InboundCall, wire: WorkerRequest) -> Callable[[], Awaitable[bytes | None]]:
         """The request, checked: what gives its answer, or streams it and gives None.

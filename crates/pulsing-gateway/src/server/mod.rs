@@ -122,8 +122,7 @@ impl Gateway {
         let access_log = config.access_log.as_deref().map(AccessLog::open).transpose()?;
         let exporter = match &config.otlp_endpoint {
             Some(endpoint) => {
-                let instance = format!("{:032x}", rand::random::<u128>());
-                let (exporter, sending) = Exporter::new(endpoint, config.otlp_sample, instance)?;
+                let (exporter, sending) = Exporter::new(endpoint, config.otlp_sample, "pulsing-router")?;
                 // It ends by itself, when what the last requests left has been sent.
                 tokio::spawn(sending);
                 Some(exporter)

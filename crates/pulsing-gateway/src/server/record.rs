@@ -167,9 +167,9 @@ impl Record {
             for (index, attempt) in notes.attempts.iter().enumerate() {
                 let Some(own) = attempt.context else { continue };
                 let next = notes.attempts.get(index + 1).filter(|_| notes.sequential);
-                let mut attributes = vec![("pulsing.worker", Attribute::Text(attempt.worker.to_string()))];
+                let mut attributes = vec![("pulsing.worker".into(), Attribute::Text(attempt.worker.to_string()))];
                 if let Some(url) = &attempt.url {
-                    attributes.push(("url.full", Attribute::Text(url.clone())));
+                    attributes.push(("url.full".into(), Attribute::Text(url.clone())));
                 }
                 exporter.export(Span {
                     context: own,
@@ -189,28 +189,28 @@ impl Record {
     /// Named and described as OpenTelemetry's conventions for HTTP servers and generative AI have it.
     fn span(&self, notes: &Notes, context: Context, end: SystemTime) -> Span {
         let mut attributes = vec![
-            ("http.request.method", Attribute::Text(self.method.clone())),
-            ("url.path", Attribute::Text(self.path.clone())),
-            ("http.response.status_code", Attribute::Int(i64::from(self.status))),
-            ("client.address", Attribute::Text(self.client.ip().to_string())),
-            ("pulsing.request_id", Attribute::Text(self.request_id.clone())),
-            ("pulsing.outcome", Attribute::Text(self.outcome.to_owned())),
+            ("http.request.method".into(), Attribute::Text(self.method.clone())),
+            ("url.path".into(), Attribute::Text(self.path.clone())),
+            ("http.response.status_code".into(), Attribute::Int(i64::from(self.status))),
+            ("client.address".into(), Attribute::Text(self.client.ip().to_string())),
+            ("pulsing.request_id".into(), Attribute::Text(self.request_id.clone())),
+            ("pulsing.outcome".into(), Attribute::Text(self.outcome.to_owned())),
         ];
         if let Some(model) = &notes.model {
-            attributes.push(("gen_ai.request.model", Attribute::Text(shown(model))));
-            attributes.push(("pulsing.stream", Attribute::Bool(notes.stream)));
-            attributes.push(("pulsing.retries", Attribute::Int(notes.retries() as i64)));
+            attributes.push(("gen_ai.request.model".into(), Attribute::Text(shown(model))));
+            attributes.push(("pulsing.stream".into(), Attribute::Bool(notes.stream)));
+            attributes.push(("pulsing.retries".into(), Attribute::Int(notes.retries() as i64)));
         }
         if let Some(usage) = notes.usage {
-            attributes.push(("gen_ai.usage.input_tokens", Attribute::Int(i64::from(usage.prompt_tokens))));
-            attributes.push(("gen_ai.usage.output_tokens", Attribute::Int(i64::from(usage.completion_tokens))));
+            attributes.push(("gen_ai.usage.input_tokens".into(), Attribute::Int(i64::from(usage.prompt_tokens))));
+            attributes.push(("gen_ai.usage.output_tokens".into(), Attribute::Int(i64::from(usage.completion_tokens))));
         }
         if let Some(queued) = notes.queued {
-            attributes.push(("pulsing.queue_ms", Attribute::Float(millis(queued))));
+            attributes.push(("pulsing.queue_ms".into(), Attribute::Float(millis(queued))));
         }
         if let Some(first) = notes.first {
             let after = millis(first.saturating_duration_since(self.begun));
-            attributes.push(("pulsing.ttft_ms", Attribute::Float(after)));
+            attributes.push(("pulsing.ttft_ms".into(), Attribute::Float(after)));
         }
         let failed = self.status >= 500 || self.outcome == "broken";
         Span {

@@ -45,6 +45,12 @@ struct Collector {
     path: String,
 }
 
+/// Whose spans they are.
+struct Maker {
+    service: String,
+    instance: String,
+}
+
 impl Exporter {
     /// `endpoint` as `OTEL_EXPORTER_OTLP_ENDPOINT` has it: `http://host:4318`, to which `/v1/traces` is added. The future
     /// sends until the exporter is gone and everything is sent.
@@ -54,7 +60,7 @@ impl Exporter {
     pub(crate) fn new(
         endpoint: &str,
         share: f64,
-        instance: String,
+        service: &str,
     ) -> Result<(Self, impl Future<Output = ()> + Send + 'static), GatewayError> {
         let bad = |why: String| GatewayError::Config(format!("otlp_endpoint {endpoint:?}: {why}"));
         let (target, prefix) = Target::parse(endpoint).map_err(bad)?;
@@ -62,7 +68,8 @@ impl Exporter {
         let collector = Collector { target: Arc::new(target), path };
         let (queue, spans) = mpsc::channel(QUEUE);
         let dropped = Arc::new(AtomicU64::new(0));
-        let sending = run(collector, spans, instance, Arc::clone(&dropped));
+        let maker = Maker { service: service.to_owned(), instance: format!("{:032x}", rand::random::<u128>()) };
+        let sending = run(collector, spans, maker, Arc::clone(&dropped));
         Ok((Self { queue, dropped, share }, sending))
     }
     /// Sends a span some time later. Never waits.
@@ -77,7 +84,7 @@ impl Exporter {
     }
 }
 
-async fn run(collector: Collector, mut spans: mpsc::Receiver<Span>, instance: String, dropped: Arc<AtomicU64>) {
+async fn run(collector: Collector, mut spans: mpsc::Receiver<Span>, maker: Maker, dropped: Arc<AtomicU64>) {
     let mut warned = false;
     let mut open = true;
     while open {
@@ -95,7 +102,7 @@ async fn run(collector: Collector, mut spans: mpsc::Receiver<Span>, instance: St
         if batch.is_empty() {
             continue;
         }
-        let body = span::request(&batch, "pulsing-router", &instance).to_string();
+        let body = span::request(&batch, &maker.service, &maker.instance).to_string();
         match tokio::time::timeout(LIMIT, collector.post(body)).await.unwrap_or_else(|_| Err("no answer".into())) {
             Ok(()) => warned = false,
             Err(error) => {

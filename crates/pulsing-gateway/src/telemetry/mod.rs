@@ -6,9 +6,11 @@ mod context;
 mod export;
 mod log;
 mod span;
+mod tracer;
 
 pub(crate) use clock::rfc3339;
 pub(crate) use context::Context;
 pub(crate) use export::Exporter;
 pub(crate) use log::AccessLog;
 pub(crate) use span::{Attribute, Kind, Span};
+pub use tracer::Tracer;

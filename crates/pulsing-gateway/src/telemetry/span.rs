@@ -1,5 +1,6 @@
 //! Spans, and the JSON that OTLP has for them.
 
+use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
@@ -44,7 +45,7 @@ pub(crate) struct Span {
     pub(crate) kind: Kind,
     pub(crate) start: SystemTime,
     pub(crate) end: SystemTime,
-    pub(crate) attributes: Vec<(&'static str, Attribute)>,
+    pub(crate) attributes: Vec<(Cow<'static, str>, Attribute)>,
     /// What went wrong.
     pub(crate) error: Option<String>,
 }
