@@ -79,7 +79,7 @@ async fn vllm_engines_are_asked_one_after_the_other_and_params_pass_as_they_are(
     assert_eq!(generates.last().body, sent.replacen('{', &format!("{{\"kv_transfer_params\":{PARAMS},"), 1));
     assert_eq!(reads.last().header("x-request-id"), generates.last().header("x-request-id"));
 
-    let whole = post(&gateway, "/v1/chat/completions", &CHAT.replace("alias", "alias")).await;
+    let whole = post(&gateway, "/v1/chat/completions", CHAT).await;
     assert_eq!((whole.status, whole.body.as_str()), (200, WHOLE));
     assert_eq!((body(&reads)["model"].as_str(), body(&generates)["model"].as_str()), (Some("tiny"), Some("tiny")));
     assert_eq!((reads.asked(), generates.asked()), (2, 2));
