@@ -132,6 +132,9 @@ pub async fn dial(
         Ok(Err(e)) => return Err(failed(e.to_string(), e.kind() == std::io::ErrorKind::ConnectionRefused)),
         Err(_) => return Err(failed(format!("no connection within {CONNECT_TIMEOUT:?}"), false)),
     };
+    if lane == Lane::Control {
+        stream.hasten();
+    }
     let limit = config.limits.handshake;
     let shaken = tokio::time::timeout(limit, shake(stream, addr, lane, session, config)).await;
     let late = || failed(format!("no handshake within {limit:?}; is this a Pulsing node?"), false);

@@ -152,6 +152,23 @@ fn prepare(stream: &TcpStream) {
     let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive);
 }
 
+#[cfg(target_os = "linux")]
+mod resend {
+    use nix::{getsockopt_impl, libc, setsockopt_impl, sockopt_impl};
+
+    /// TCP_RTO_MAX_MS of linux/tcp.h, since Linux 6.15.
+    const TCP_RTO_MAX_MS: libc::c_int = 44;
+
+    sockopt_impl!(
+        /// Longest wait before what was not acknowledged is sent again, in milliseconds.
+        LongestWait,
+        Both,
+        libc::IPPROTO_TCP,
+        TCP_RTO_MAX_MS,
+        u32
+    );
+}
+
 impl Listener {
     /// The next connection, and where it comes from.
     ///
@@ -186,6 +203,23 @@ impl Listener {
 }
 
 impl Stream {
+    /// Has lost segments sent again after at most a second, for connections on which little is said and lateness is taken
+    /// for death. Otherwise each loss in a row doubles the wait: at 30 % loss connections stand still for tens of seconds.
+    ///
+    /// Such a connection also breaks after some 14 s without an acknowledgement in place of 15 minutes
+    /// (`net.ipv4.tcp_retries2`). Needs Linux 6.15; elsewhere nothing changes.
+    pub fn hasten(&self) {
+        match self {
+            // The least that the kernel takes.
+            #[cfg(target_os = "linux")]
+            Self::Tcp(stream) => drop(nix::sys::socket::setsockopt(stream, resend::LongestWait, &1000)),
+            #[cfg(not(target_os = "linux"))]
+            Self::Tcp(_) => {}
+            #[cfg(feature = "testing")]
+            Self::Memory(_) => {}
+        }
+    }
+
     /// Waits for the first byte and leaves it where it is; `None` at the end of the stream.
     pub async fn first_byte(&mut self) -> Option<u8> {
         match self {
@@ -245,5 +279,32 @@ impl AsyncWrite for Stream {
     }
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         forward!(self, stream => stream.poll_shutdown(cx))
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use nix::sys::socket::getsockopt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn lost_segments_are_sent_again_after_a_second_at_most_where_the_kernel_can() {
+        let listener = Transport::Tcp.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let addr = SocketAddr::new([127, 0, 0, 1].into(), listener.port().unwrap());
+        let mut stream = Transport::Tcp.connect(addr).await.unwrap();
+        let wait = |stream: &Stream| match stream {
+            Stream::Tcp(stream) => getsockopt(stream, resend::LongestWait),
+            #[cfg(feature = "testing")]
+            Stream::Memory(_) => unreachable!(),
+        };
+        let before = wait(&stream);
+        stream.hasten();
+        // Kernels before 6.15 do not know the option.
+        assert_eq!(wait(&stream), before.map(|_| 1000));
+        let (mut other, _) = listener.accept().await.unwrap();
+        other.write_all(b"x").await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'x');
     }
 }

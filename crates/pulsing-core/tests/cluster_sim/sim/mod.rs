@@ -32,9 +32,15 @@ pub struct Weather {
     pub stall: (f64, Duration),
     /// Chance that a packet is lost for good.
     pub loss: f64,
+    /// Chance that a segment is lost and sent again, as the kernel does it, and the longest that it waits before. Each loss
+    /// in a row doubles the wait; what is behind on the link waits, too.
+    pub resend: (f64, Duration),
     /// How late timers fire at most.
     pub late: Duration,
 }
+
+/// The kernel's first wait before a segment is sent again, on links this quick.
+const FIRST_WAIT: Duration = ms_const(200);
 
 impl Weather {
     /// An idle data centre.
@@ -42,23 +48,34 @@ impl Weather {
         latency: (Duration::from_micros(50), ms_const(2)),
         stall: (0.0, ms_const(0)),
         loss: 0.0,
+        resend: (0.0, FIRST_WAIT),
         late: ms_const(3),
     };
     /// A fair day between continents.
-    pub const WIDE: Self =
-        Self { latency: (ms_const(40), ms_const(150)), stall: (0.001, ms_const(1500)), loss: 0.0, late: ms_const(5) };
+    pub const WIDE: Self = Self {
+        latency: (ms_const(40), ms_const(150)),
+        stall: (0.001, ms_const(1500)),
+        late: ms_const(5),
+        ..Self::FAIR
+    };
     /// Busy hosts: links stall up to a second now and then, a packet in two thousand is lost, timers run late.
     pub const LOADED: Self = Self {
         latency: (Duration::from_micros(50), ms_const(10)),
         stall: (0.01, ms_const(1000)),
         loss: 0.0005,
         late: ms_const(100),
+        ..Self::FAIR
     };
 
     /// An idle data centre that loses this share of all packets for good. Links are ordered and repeat what is lost, so this
     /// is a network that breaks connections all the time.
     pub fn losing(loss: f64) -> Self {
         Self { loss, ..Self::FAIR }
+    }
+
+    /// The same, but connections hold: what is lost is sent again after `longest` at most.
+    pub fn resending(loss: f64, longest: Duration) -> Self {
+        Self { resend: (loss, longest), ..Self::FAIR }
     }
 }
 
@@ -90,6 +107,8 @@ struct Link {
     runs: [u64; 2],
     /// By direction: nothing arrives before what was sent earlier.
     free_at: [Duration; 2],
+    /// By direction: the wait before what is lost next is sent again.
+    wait: [Duration; 2],
 }
 
 struct Event {
@@ -514,11 +533,24 @@ impl Sim {
         let runs = if side == 0 { [run, peer_run] } else { [peer_run, run] };
         let link = self.links.entry((from.min(host), from.max(host))).or_default();
         if link.runs != runs {
-            *link = Link { runs, free_at: [self.now + ms(1); 2] };
+            *link = Link { runs, free_at: [self.now + ms(1); 2], wait: [FIRST_WAIT; 2] };
         }
         let mut arrival = self.now + self.rng.random_range(self.weather.latency.0..self.weather.latency.1);
         if self.rng.random_bool(self.weather.stall.0) {
             arrival += self.rng.random_range(Duration::ZERO..self.weather.stall.1);
+        }
+        let (loss, longest) = self.weather.resend;
+        if loss > 0.0 {
+            let mut wait = link.wait[side];
+            let mut lost = false;
+            while self.rng.random_bool(loss) {
+                arrival += wait;
+                wait = (wait * 2).min(longest);
+                lost = true;
+            }
+            // Only an answer to what was sent once shows how long answers take.
+            let answered = !lost && link.free_at[side] <= self.now && !self.rng.random_bool(loss);
+            link.wait[side] = if answered { FIRST_WAIT } else { wait };
         }
         let arrival = arrival.max(link.free_at[side]);
         link.free_at[side] = arrival;
