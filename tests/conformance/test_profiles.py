@@ -111,6 +111,9 @@ def test_responses_are_made_of_chats(client: OpenAi, backend: str) -> None:
         names = [event.type for event in stream]
         final = stream.get_final_response()
     assert (final.output_text, names[0], names[-1]) == (TEXT, "response.created", "response.completed")
+    assert plain.usage is not None
+    assert plain.usage.output_tokens == 3
+    assert (final.usage is None) == (backend == "transformers"), "asked for where the engine tells it"
     tool: Any = {"type": "function", **clients.TOOL["function"], "strict": False}
     called = client.client.responses.create(model=backend, input="tool", tools=[tool])
     (call,) = called.output

@@ -90,7 +90,9 @@ impl Resume {
         let is_text = |raw: &str| serde_json::from_str::<Format<'_>>(raw).is_ok_and(|format| format.kind == "text");
         let never = n != 1
             || fields.read::<f64>(Field::BestOf).is_some_and(|best_of| best_of != 1.0)
-            || fields.get(Field::Tools).is_some_and(|raw| raw.trim_matches(['[', ']', ' ', '\t', '\n', '\r']) != "")
+            || fields
+                .get(Field::Tools)
+                .is_some_and(|raw| !raw.trim_matches(['[', ']', ' ', '\t', '\n', '\r']).is_empty())
             || fields.get(Field::ResponseFormat).is_some_and(|raw| !is_text(raw))
             || fields.get(Field::Logprobs).is_some_and(|raw| raw != "false");
         match fields.read::<f64>(Field::Temperature) {

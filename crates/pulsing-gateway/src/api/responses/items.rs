@@ -47,10 +47,11 @@ fn push(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), ApiErro
             });
             // Calls made together are one message, also with the text that came before them.
             match messages.last_mut().and_then(Value::as_object_mut).filter(|last| last["role"] == "assistant") {
-                Some(last) => match last.entry("tool_calls").or_insert_with(|| json!([])) {
-                    Value::Array(calls) => calls.push(call),
-                    _ => {}
-                },
+                Some(last) => {
+                    if let Value::Array(calls) = last.entry("tool_calls").or_insert_with(|| json!([])) {
+                        calls.push(call);
+                    }
+                }
                 None => messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]})),
             }
         }

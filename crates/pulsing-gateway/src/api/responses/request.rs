@@ -152,6 +152,10 @@ pub fn translate(body: &Bytes) -> Result<Translated, ApiError> {
     if let Some(effort) = value("reasoning").get("effort").filter(|effort| !effort.is_null()) {
         chat.insert("reasoning_effort".to_owned(), effort.clone());
     }
+    if find("stream") == Some("true") {
+        // The last event tells the usage, which engines say in a stream only where they are asked to.
+        chat.insert("stream_options".to_owned(), json!({"include_usage": true}));
+    }
     let mut out = Value::Object(chat).to_string();
     out.pop();
     for (key, raw) in &members {
@@ -282,7 +286,8 @@ mod tests {
                 r#"{"model":"m","input":"hi","instructions":"be brief","max_output_tokens":5,"temperature":0,"stream":true,"foo":1}"#
             ),
             json!({"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
-                   "model": "m", "max_completion_tokens": 5, "temperature": 0, "stream": true, "foo": 1})
+                   "model": "m", "max_completion_tokens": 5, "temperature": 0, "stream": true, "foo": 1,
+                   "stream_options": {"include_usage": true}})
         );
         assert_eq!(
             chat(
