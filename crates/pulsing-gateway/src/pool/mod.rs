@@ -9,6 +9,7 @@ mod companion;
 mod role;
 mod served;
 mod snapshot;
+mod state;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -32,8 +33,9 @@ pub use role::{Pairing, Role};
 pub use served::Served;
 pub use snapshot::Snapshot;
 use snapshot::{Group, NAMES_SHOWN};
+pub use state::State;
 pub(crate) use worker::Likeness;
-pub use worker::{Lease, State, Worker};
+pub use worker::{Lease, Worker};
 
 /// First pause before a lost load subscription is tried again; doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
