@@ -132,7 +132,7 @@ def test_r10_the_loser_of_a_name_is_stopped_with_a_reason(caplog: pytest.LogCapt
             cell = a.cell(leader.actor_id)
             assert cell is not None
             await eventually("the handler runs", lambda: bool(cell.handlers.running))
-            Inlet(a._bridge, cell).take((10, 0, "actor 1 lost name 'leader' to the older claim of actor 2 on node 3"))
+            Inlet(a._bridge, cell)((10, 0, "actor 1 lost name 'leader' to the older claim of actor 2 on node 3"))
             with pytest.raises(ActorStoppedError, match="older claim of actor 2 on node 3"):
                 await call
             await eventually("the loser is gone", lambda: a.cell(leader.actor_id) is None)

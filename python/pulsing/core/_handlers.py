@@ -34,6 +34,10 @@ the stack.
 """
 
 
+_NOBODY: frozenset[Delivery] = frozenset()
+"""In place of sets that few actors of many need: the collector looks at each."""
+
+
 class Handlers:
     """Runs an actor's messages: sync methods inline, what may suspend in tasks, blocking methods in threads."""
 
@@ -42,12 +46,12 @@ class Handlers:
     def __init__(self, cell: Cell, max_concurrency: int) -> None:
         self._cell = cell
         self.max_concurrency = max_concurrency
-        self.running: set[Delivery] = set()
+        self.running: set[Delivery] | frozenset[Delivery] = _NOBODY
         """Messages whose handlers have a task."""
         self.exclusive: Delivery | None = None
         """The message that has the exclusive slot."""
         self._unstarted = 0
-        self._protocol_tasks: set[asyncio.Task[None]] = set()
+        self._protocol_tasks: set[asyncio.Task[None]] | None = None
 
     @property
     def full(self) -> bool:
@@ -112,6 +116,8 @@ class Handlers:
     def _begin(self, d: Delivery, coroutine: Coroutine[Any, Any, None]) -> None:
         cell = self._cell
         system = cell.system
+        if isinstance(self.running, frozenset):
+            self.running = set()
         self.running.add(d)
         system.watch.running += 1
         self._unstarted += 1
@@ -144,7 +150,8 @@ class Handlers:
         """The last step of a handler's task."""
         if self.exclusive is d:
             self.exclusive = None
-        self.running.discard(d)
+        if isinstance(self.running, set):
+            self.running.discard(d)
         self._cell.system.watch.running -= 1
         if d.state != DONE:
             d.finish()
@@ -287,6 +294,8 @@ class Handlers:
             await work()
 
         task = cell.system.loop.create_task(run(), context=cell.context.copy())
+        if self._protocol_tasks is None:
+            self._protocol_tasks = set()
         self._protocol_tasks.add(task)
         watch = cell.system.watch
         watch.running += 1
@@ -296,12 +305,13 @@ class Handlers:
         return task
 
     def _protocol_over(self, task: asyncio.Task[None]) -> None:
-        self._protocol_tasks.discard(task)
+        if self._protocol_tasks is not None:
+            self._protocol_tasks.discard(task)
         self._cell.system.watch.running -= 1
 
     def cancel_protocols(self) -> None:
         """Cancels the protocol calls that still run."""
-        for task in list(self._protocol_tasks):
+        for task in list(self._protocol_tasks or ()):
             task.cancel()
 
 

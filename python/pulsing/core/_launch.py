@@ -122,7 +122,7 @@ class Launcher:
     def _publish(self, cell: Cell, public: bool | None, internal: bool) -> None:
         cell.public = cell.name is not None and public is not False
         cell.internal = internal or (cell.name or "").startswith("_")
-        cell.key = self._bridge.token(Inlet(self._bridge, cell).take)
+        cell.key = self._bridge.token(Inlet(self._bridge, cell))
         try:
             self._system.core.register(
                 self._bridge.core,

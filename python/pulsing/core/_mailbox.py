@@ -29,7 +29,7 @@ class Mailbox:
     def __init__(self, cell: Cell, capacity: int) -> None:
         self._cell = cell
         self.capacity = capacity
-        self.waiting: deque[Delivery] = deque()
+        self.waiting = _NOTHING
         """Messages that have a place."""
         self._overflow = _NOTHING
         self.signals = _NOTHING
@@ -69,7 +69,7 @@ class Mailbox:
         if not self.waiting and handlers.can_start(spec):
             handlers.start(d)
         elif len(self.waiting) < self.capacity:
-            self.waiting.append(d)
+            self._append(d)
             d.arm()
         elif d.no_wait:
             d.fail(mailbox_full(cell, self.capacity))
@@ -91,7 +91,7 @@ class Mailbox:
             self._refuse(d)
         elif len(self.waiting) < self.capacity:
             d.cell = cell
-            self.waiting.append(d)
+            self._append(d)
             self.pump_soon()
         else:
             self.deliver(d)
@@ -141,6 +141,11 @@ class Mailbox:
             while queue:
                 self._refuse(queue.popleft())
 
+    def _append(self, d: Delivery) -> None:
+        if self.waiting is _NOTHING:
+            self.waiting = deque()
+        self.waiting.append(d)
+
     def _refuse(self, d: Delivery) -> None:
         self._cell.system.counts.dead_letters += 1
         d.fail(stopped(self._cell, begun=False))
@@ -148,5 +153,5 @@ class Mailbox:
     def _admit(self) -> None:
         while self._overflow and len(self.waiting) < self.capacity:
             d = self._overflow.popleft()
-            self.waiting.append(d)
+            self._append(d)
             d.admitted()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -83,19 +84,27 @@ class RestartPolicy:
         """The policy on a system with these settings."""
         if not self.unsaid:
             return self
-        theirs = {
-            "max_restarts": config.max_restarts,
-            "min_backoff": config.min_backoff,
-            "max_backoff": config.max_backoff,
-            "window": config.restart_window,
-        }
-        chosen: dict[str, Any] = {name: theirs[name] for name in self.unsaid}
-        return dataclasses.replace(self, unsaid=frozenset(), **chosen)
+        return _filled(self, config.max_restarts, config.min_backoff, config.max_backoff, config.restart_window)
 
     @property
     def restarts(self) -> bool:
         """Whether an exception restarts the actor."""
         return self.policy != "never"
+
+
+@functools.lru_cache(64)
+def _filled(
+    policy: RestartPolicy, max_restarts: int, min_backoff: float, max_backoff: float, window: float
+) -> RestartPolicy:
+    """`policy` with a system's numbers for those it does not say. Many actors have the same."""
+    theirs = {
+        "max_restarts": max_restarts,
+        "min_backoff": min_backoff,
+        "max_backoff": max_backoff,
+        "window": window,
+    }
+    chosen: dict[str, Any] = {name: theirs[name] for name in policy.unsaid}
+    return dataclasses.replace(policy, unsaid=frozenset(), **chosen)
 
 
 def check_limits(mailbox: int | None, max_concurrency: int | None) -> None:
