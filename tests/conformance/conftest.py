@@ -1,4 +1,4 @@
-"""The clients' tests share one Router."""
+"""The tests of one file share one Router."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,8 @@ import house as houses
 import pytest
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: its threads would be there in other folders' tests.
+@pytest.fixture(scope="module")
 def house() -> Iterator[houses.House]:
     with houses.house() as serving:
         yield serving

@@ -105,11 +105,17 @@ def whole(profile: str, case: str) -> dict[str, Any]:
 async def engine(profile: str) -> AsyncIterator[str]:
     """A server that answers by the last message; what it streams is cut into small pieces. Gives its URL."""
 
+    connections: set[asyncio.StreamWriter] = set()
+
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                await _serve(profile, reader, writer)
-        writer.transport.abort()
+        connections.add(writer)
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                while True:
+                    await _serve(profile, reader, writer)
+        finally:
+            connections.discard(writer)
+            writer.transport.abort()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
@@ -117,6 +123,8 @@ async def engine(profile: str) -> AsyncIterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.close()
+        for writer in list(connections):
+            writer.transport.abort()
 
 
 async def _serve(profile: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

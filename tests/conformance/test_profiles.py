@@ -1,5 +1,6 @@
 """The official openai client in front of every kind of backend: actor Workers, and engines that stray (S3)."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import clients
@@ -67,8 +68,10 @@ class OpenAi:
 
 
 @pytest.fixture(scope="module")
-def client(house: House) -> OpenAi:
-    return OpenAi(house)
+def client(house: House) -> Iterator[OpenAi]:
+    ours = OpenAi(house)
+    with ours.client:
+        yield ours
 
 
 @EVERY
@@ -123,6 +126,8 @@ def test_responses_are_made_of_chats(client: OpenAi, backend: str) -> None:
 
 @EVERY
 def test_a_response_that_breaks_is_an_error(client: OpenAi, backend: str) -> None:
-    stream = client.client.responses.create(model=backend, input=clients.says("cut", backend), stream=True)
-    with pytest.raises(openai.OpenAIError):
+    with (
+        client.client.responses.create(model=backend, input=clients.says("cut", backend), stream=True) as stream,
+        pytest.raises(openai.OpenAIError),
+    ):
         list(stream)
