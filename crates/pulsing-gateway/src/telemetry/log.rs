@@ -47,7 +47,7 @@ impl AccessLog {
     }
     /// Writes a line some time later. Never waits.
     pub(crate) fn write(&self, line: String) {
-        if !self.lines.lock().as_ref().is_some_and(|lines| lines.try_send(line).is_ok()) {
+        if self.lines.lock().as_ref().is_none_or(|lines| lines.try_send(line).is_err()) {
             self.dropped.fetch_add(1, Relaxed);
         }
     }
