@@ -15,7 +15,7 @@ help:
 	@echo "make vllm    the same of VllmWorker, in an environment of its own"
 	@echo "make fuzz    random bytes to everything that a peer can reach, FUZZ_SECONDS=120 each"
 	@echo "make bench-layout  pulsing and pulsing-bench installed as wheel and editable, in every mix"
-	@echo "make bench-router  what the Router costs beside sglang-router and vllm-router from PyPI (25 minutes; keep the machine quiet)"
+	@echo "make bench-router  what the Router costs beside sglang-router and vllm-router from PyPI (half an hour; keep the machine quiet)"
 	@echo "make drills-router  kill -9, hangs, poison, restarts, large bodies and rude clients, ours and the peers' (30 minutes)"
 	@echo "make drills-router-long  a million requests: memory stays flat"
 	@echo "make bench-runtime  what the runtime costs beside its peers from PyPI (12 minutes; keep the machine quiet)"
