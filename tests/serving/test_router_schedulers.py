@@ -167,7 +167,7 @@ class Chosen(Scheduler):
         return self.worker
 
 
-def test_a_plugged_scheduler_decides_and_a_late_or_failing_one_costs_nothing() -> None:
+def test_a_plugged_scheduler_decides_and_a_late_or_failing_one_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with system() as node, system(node.addr) as other:
             workers = [Scripted(), Scripted()]
@@ -197,6 +197,12 @@ def test_a_plugged_scheduler_decides_and_a_late_or_failing_one_costs_nothing() -
             chosen.fails, chosen.delay = False, 5.0
             assert (await chat(runner.addr))[0] == 200
             assert (await fallbacks())["late"] == 1
+            chosen.delay = 0.0
+            with caplog.at_level("ERROR", "pulsing.serving"):
+                chosen.worker = "worker"  # type: ignore[assignment]
+                assert (await chat(runner.addr))[0] == 200
+            assert (await fallbacks())["failed"] == 2
+            assert "it must return an ActorRef, an ActorProxy or None, not 'worker'" in caplog.text
             chosen.worker, chosen.delay = None, 0.0
             assert (await chat(runner.addr))[0] == 200
             await stop_router(runner)

@@ -29,13 +29,13 @@ pub(crate) fn read_secret(what: &str, path: &Path) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| bad("it is not text"))
 }
 
-/// What tells a file from what it was: also after a rename over it, as editors and Kubernetes write.
+/// What tells a file from what it was: also after a rename over it, as editors and Kubernetes write, and after a chmod.
 type Stamp = Option<(u64, u64, i64, i64, u64)>;
 
 fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
     let stamp = |path: &PathBuf| {
         let facts = fs::metadata(path).ok()?;
-        Some((facts.dev(), facts.ino(), facts.mtime(), facts.mtime_nsec(), facts.len()))
+        Some((facts.dev(), facts.ino(), facts.ctime(), facts.ctime_nsec(), facts.len()))
     };
     paths.iter().map(stamp).collect()
 }
@@ -45,16 +45,18 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
 pub(crate) struct Watched {
     paths: Vec<PathBuf>,
     known: Vec<Stamp>,
+    /// One of them was not there at the last look.
+    gone: bool,
 }
 
 impl Watched {
     /// Looks at the files. To be called before they are read: a change in between must not be missed.
     pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
         let known = stamps(&paths);
-        Self { paths, known }
+        Self { paths, known, gone: false }
     }
 
-    /// Calls `changed` whenever one of the files has changed. They are looked at away from the tasks that serve: they may
+    /// Calls `changed` whenever one of the files has changed, or is gone at two looks in a row. They are looked at away from the tasks that serve: they may
     /// lie on a disk that hangs.
     pub(crate) async fn follow(mut self, changed: impl Fn() + Send + Sync + 'static) {
         let changed = Arc::new(changed);
@@ -63,16 +65,59 @@ impl Watched {
             let (before, changed) = (self.clone(), Arc::clone(&changed));
             let look = tokio::task::spawn_blocking(move || {
                 let now = stamps(&before.paths);
+                let gone = now.iter().any(Option::is_none);
                 // A file that is just being replaced is read when it is there again.
-                let there = now.iter().all(Option::is_some);
-                if there && now != before.known {
-                    changed();
+                if now == before.known || (gone && !before.gone) {
+                    return (before.known, gone);
                 }
-                there.then_some(now)
+                changed();
+                (now, gone)
             });
-            if let Ok(Some(now)) = look.await {
-                self.known = now;
+            if let Ok((known, gone)) = look.await {
+                (self.known, self.gone) = (known, gone);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_change_of_text_or_mode_is_told_once_and_so_is_a_file_that_is_gone() {
+        let dir = std::env::temp_dir().join(format!("pulsing-watched-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("keys");
+        fs::write(&path, "a").unwrap();
+        let told = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&told);
+        let watched = Watched::new(vec![path.clone()]);
+        let count = move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+        };
+        let follower = tokio::spawn(watched.follow(count));
+        type Change = fn(&Path);
+        let changes: [Change; 4] = [
+            |path| fs::write(path, "bb").unwrap(),
+            |path| fs::set_permissions(path, fs::Permissions::from_mode(0o604)).unwrap(),
+            |path| fs::remove_file(path).unwrap(),
+            |path| fs::write(path, "ccc").unwrap(),
+        ];
+        for (at, change) in changes.iter().enumerate() {
+            change(&path);
+            tokio::time::timeout(Duration::from_secs(30), async {
+                while told.load(Ordering::SeqCst) <= at {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            })
+            .await
+            .unwrap_or_else(|_| panic!("change {at} was not told"));
+        }
+        assert_eq!(told.load(Ordering::SeqCst), changes.len(), "each is told once");
+        follower.abort();
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

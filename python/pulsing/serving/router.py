@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pulsing import _core
-from pulsing.core import Actor, Message
+from pulsing.core import Actor, ActorRef, Message
 from pulsing.core._actor import cell_of
 from pulsing.exceptions import ConfigError
 from pulsing.serving import _router_settings as table
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Unpack
 
-    from pulsing.core import ActorId, ActorRef, ActorSystem, InboundCall
+    from pulsing.core import ActorId, ActorSystem, InboundCall
     from pulsing.serving._router_settings import RouterSettings
     from pulsing.serving._schedulers import Scheduler
 
@@ -56,11 +56,13 @@ class _SchedulerActor(Actor):
             worker: Any = self._scheduler.select_worker(text, headers)
             if inspect.isawaitable(worker):
                 worker = await worker
+            # A proxy is as good as the reference behind it.
+            ref = getattr(worker, "ref", worker)
+            if not isinstance(ref, ActorRef | None):
+                raise TypeError(f"it must return an ActorRef, an ActorProxy or None, not {worker!r}")
         except Exception:  # noqa: BLE001 - whatever a user's scheduler raises
             _log.exception("%s.select_worker failed; the Router's own policy decides", type(self._scheduler).__name__)
             return _FAILED
-        # A proxy is as good as the reference behind it.
-        ref = getattr(worker, "ref", worker)
         return None if ref is None else str(ref.actor_id)
 
 

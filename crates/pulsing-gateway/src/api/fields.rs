@@ -135,12 +135,12 @@ impl Rule {
         let ok = match self {
             Any => true,
             Bool => matches!(raw, "true" | "false"),
-            Text => first == b'"',
+            Text => is_text(raw),
             Object => first == b'{',
             Number(min, max) => raw.parse::<f64>().is_ok_and(|value| (min..=max).contains(&value)),
             Integer(min, max) => integer(raw).is_some_and(|value| (i128::from(min)..=i128::from(max)).contains(&value)),
             Array(most) => elements(raw).is_some_and(|items| items.len() <= most),
-            Stop if first == b'"' => raw != "\"\"",
+            Stop if first == b'"' => raw != "\"\"" && is_text(raw),
             Stop => serde_json::from_str::<Vec<String>>(raw)
                 .is_ok_and(|items| items.len() <= 4 && items.iter().all(|item| !item.is_empty())),
         };
@@ -160,6 +160,11 @@ impl Rule {
             Stop => "a non-empty string or an array of up to 4 of them".to_owned(),
         })
     }
+}
+
+/// A string, and one that a string of Rust can hold: half of a surrogate pair is JSON by its grammar, and no text.
+fn is_text(raw: &str) -> bool {
+    raw.starts_with('"') && (!raw.contains('\\') || serde_json::from_str::<std::borrow::Cow<'_, str>>(raw).is_ok())
 }
 
 /// An integer, also when a client wrote it as `3.0`.

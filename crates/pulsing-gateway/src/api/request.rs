@@ -15,6 +15,8 @@ use crate::policy::chain;
 
 /// Prompts that one completions request may carry.
 const MAX_PROMPTS: usize = 128;
+/// What else is in such a request goes out with each prompt: together no more than `max_body` is by default, in bytes.
+const MAX_COPIED: usize = 64 << 20;
 
 /// Which endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,12 +283,23 @@ fn prompts(text: &str, body: &Bytes, raw: &str) -> Result<Vec<Bytes>, ApiError> 
             format!("`prompt` holds {} prompts; at most {MAX_PROMPTS} go in one request", items.len()),
         ));
     }
+    let rest = text.len() - raw.len();
+    if rest.saturating_mul(items.len()) > MAX_COPIED {
+        return Err(ApiError::invalid(
+            Some("prompt"),
+            format!(
+                "`prompt` holds {} prompts, and the {rest} bytes beside it go out with each of them: more than {MAX_COPIED} \
+                 bytes together; send fewer prompts in one request",
+                items.len()
+            ),
+        ));
+    }
     let at = offset(text, raw);
     Ok(items
         .iter()
         .map(|item| {
             let one = item.as_bytes();
-            let mut spliced = Vec::with_capacity(text.len() - raw.len() + one.len());
+            let mut spliced = Vec::with_capacity(rest + one.len());
             spliced.extend_from_slice(&body[..at]);
             spliced.extend_from_slice(one);
             spliced.extend_from_slice(&body[at + raw.len()..]);
@@ -412,6 +425,9 @@ mod tests {
             ("stream_options", "[]"),
             ("stream_options", r#"{"include_usage":3}"#),
             ("model", "7"),
+            ("model", r#""\ud800""#),
+            ("user", r#""\ud800""#),
+            ("stop", r#""\ud800""#),
             ("tools", "{}"),
         ];
         for (field, value) in bad {
@@ -454,6 +470,17 @@ mod tests {
         assert_eq!(chat(r#"{"messages":[{},3]}"#).unwrap_err().param.as_deref(), Some("messages[1]"));
         let invalid = Bytes::from_static(b"{\"messages\":[{}],\"x\":\"\xff\"}");
         assert_eq!(parse(Api::Chat, &invalid).unwrap_err().status, 400);
+    }
+
+    #[test]
+    fn what_stands_beside_many_prompts_is_not_copied_without_bound() {
+        let body = |prompts: usize, beside: usize| {
+            format!(r#"{{"x":"{}","prompt":[{}]}}"#, "a".repeat(beside), vec![r#""p""#; prompts].join(","))
+        };
+        let error = completions(&body(128, 600_000)).expect_err("77 MB in copies");
+        assert_eq!((error.status, error.param.as_deref()), (400, Some("prompt")), "{}", error.message);
+        assert_eq!(completions(&body(128, 100_000)).expect("13 MB").bodies.len(), 128);
+        assert_eq!(completions(&body(1, 600_000)).expect("one").bodies.len(), 1);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! From a request to the chat request that means the same.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -37,6 +39,13 @@ const STATEFUL: [(&str, &str, &str); 6] = [
     ("truncation", "\"disabled\"", "a conversation is never shortened here; shorten it, or use \"disabled\""),
 ];
 
+/// What has another name here than in a chat, with the value that asks for nothing, and the way out.
+const ELSEWHERE: [(&str, &str, &str); 3] = [
+    ("messages", "null", "a response has `input` and `instructions` in its place"),
+    ("response_format", "null", "a response has `text.format` in its place"),
+    ("n", "1", "a response is one answer; send as many requests"),
+];
+
 /// A request as a chat.
 #[derive(Clone, Debug)]
 pub struct Translated {
@@ -63,9 +72,15 @@ impl<'de> Deserialize<'de> for Members<'de> {
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut members: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::new();
+                let mut known: HashMap<Cow<'de, str>, usize> = HashMap::new();
                 while let Some((Key(key), value)) = map.next_entry::<Key<'de>, &'de RawValue>()? {
-                    members.retain(|(known, _)| *known != key);
-                    members.push((key, value));
+                    match known.entry(key.clone()) {
+                        Entry::Occupied(at) => members[*at.get()].1 = value,
+                        Entry::Vacant(free) => {
+                            free.insert(members.len());
+                            members.push((key, value));
+                        }
+                    }
                 }
                 Ok(Members(members))
             }
@@ -107,25 +122,32 @@ pub fn translate(body: &Bytes) -> Result<Translated, ApiError> {
     })?;
     let find =
         |name: &str| members.iter().find(|(key, _)| key == name).map(|(_, raw)| raw.get()).filter(|raw| *raw != "null");
-    // A RawValue is JSON, checked when it was read.
-    let value = |name: &str| find(name).and_then(|raw| serde_json::from_str::<Value>(raw).ok()).unwrap_or(Value::Null);
     let bad = |name: &str, message: String| ApiError::invalid(Some(name), message);
-    for (name, nothing, why) in STATEFUL {
+    // A RawValue is JSON by its grammar; half of a surrogate pair, 1e999 and what is too deep have no value all the same.
+    let value = |name: &str| {
+        let raw = find(name).unwrap_or("null");
+        serde_json::from_str::<Value>(raw).map_err(|error| bad(name, format!("`{name}` cannot be read: {error}")))
+    };
+    let shaped = |name: &str, fits: fn(&Value) -> bool, what: &str| {
+        let value = value(name)?;
+        if value.is_null() || fits(&value) { Ok(value) } else { Err(bad(name, format!("`{name}` must be {what}"))) }
+    };
+    for (name, nothing, why) in STATEFUL.into_iter().chain(ELSEWHERE) {
         if find(name).is_some_and(|raw| raw != nothing) {
             return Err(bad(name, format!("`{name}`: {why}")));
         }
     }
-    let instructions = value("instructions");
-    if !(instructions.is_null() || instructions.is_string()) {
-        return Err(bad("instructions", "`instructions` must be a string".to_owned()));
+    let instructions = shaped("instructions", Value::is_string, "a string")?;
+    let input = value("input")?;
+    if input.is_null() {
+        return Err(bad("input", "`input` is required".to_owned()));
     }
-    let Some(input) = find("input") else { return Err(bad("input", "`input` is required".to_owned())) };
-    let input: Value = serde_json::from_str(input).unwrap_or(Value::Null);
     let messages = items::messages(instructions.as_str(), &input)?;
     let mut chat = Map::new();
     chat.insert("messages".to_owned(), Value::Array(messages));
     let mut logprobs = false;
-    for (index, wanted) in value("include").as_array().into_iter().flatten().enumerate() {
+    for (index, wanted) in shaped("include", Value::is_array, "an array")?.as_array().into_iter().flatten().enumerate()
+    {
         match wanted.as_str() {
             Some("message.output_text.logprobs") => logprobs = true,
             // Nothing is encrypted here: reasoning is shown, if the model shows it.
@@ -142,14 +164,17 @@ pub fn translate(body: &Bytes) -> Result<Translated, ApiError> {
     if logprobs {
         chat.insert("logprobs".to_owned(), Value::Bool(true));
     }
-    tools(&value("tools"), &value("tool_choice"), &mut chat)?;
-    if let Some(format) = format(&value("text")["format"])? {
+    tools(&value("tools")?, &value("tool_choice")?, &mut chat)?;
+    let text_settings = shaped("text", Value::is_object, "an object")?;
+    if let Some(format) = format(&text_settings["format"])? {
         chat.insert("response_format".to_owned(), format);
     }
-    if let Some(verbosity) = value("text").get("verbosity").filter(|verbosity| !verbosity.is_null()) {
+    if let Some(verbosity) = text_settings.get("verbosity").filter(|verbosity| !verbosity.is_null()) {
         chat.insert("verbosity".to_owned(), verbosity.clone());
     }
-    if let Some(effort) = value("reasoning").get("effort").filter(|effort| !effort.is_null()) {
+    if let Some(effort) =
+        shaped("reasoning", Value::is_object, "an object")?.get("effort").filter(|effort| !effort.is_null())
+    {
         chat.insert("reasoning_effort".to_owned(), effort.clone());
     }
     if find("stream") == Some("true") {
@@ -189,7 +214,7 @@ pub fn translate(body: &Bytes) -> Result<Translated, ApiError> {
         out.push_str(raw.get());
     }
     out.push('}');
-    let echo = ECHOED.iter().map(|name| ((*name).to_owned(), value(name))).collect();
+    let echo = ECHOED.iter().map(|name| Ok(((*name).to_owned(), value(name)?))).collect::<Result<_, ApiError>>()?;
     let model_at = members.iter().find(|(key, _)| key == "model").map(|(_, raw)| {
         let start = (raw.get().as_ptr() as usize).saturating_sub(text.as_ptr() as usize);
         start..start + raw.get().len()
@@ -325,6 +350,40 @@ mod tests {
             (&asked["reasoning_effort"], &asked["logprobs"], &asked["top_logprobs"]),
             (&json!("low"), &json!(true), &json!(2))
         );
+    }
+
+    #[test]
+    fn what_cannot_be_read_or_has_no_place_here_is_refused_by_its_name() {
+        let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+        for (name, value) in [
+            ("instructions", r#""\ud800""#),
+            ("input", r#""\ud800""#),
+            ("tools", r#"[{"type":"function","name":"f","parameters":{"maximum":1e999}}]"#),
+            ("tools", &format!(r#"[{{"type":"function","name":"f","parameters":{{"x":{deep}}}}}]"#)),
+            ("metadata", &deep),
+            ("text", "5"),
+            ("text", r#"{"format":{"type":"json_schema","name":"\ud800"}}"#),
+            ("reasoning", r#""low""#),
+            ("include", r#""message.output_text.logprobs""#),
+            ("messages", r#"[{"role":"user","content":"x"}]"#),
+            ("response_format", r#"{"type":"json_object"}"#),
+            ("n", "2"),
+        ] {
+            let rest = if name == "input" { "" } else { r#","input":"x""# };
+            let (param, message) = refused(&format!(r#"{{"{name}":{value}{rest}}}"#));
+            assert_eq!(param, name, "{message}");
+            assert!(message.contains(&format!("`{name}`")), "{message}");
+        }
+        assert_eq!(chat(r#"{"input":"x","n":1,"messages":null,"text":null}"#)["messages"][0]["content"], json!("x"));
+    }
+
+    #[test]
+    fn a_hundred_thousand_members_are_read_in_one_pass_and_the_last_of_a_repeated_one_counts() {
+        let many: String = (0..100_000).map(|at| format!(r#""k{at}":{at},"#)).collect();
+        let body = format!(r#"{{{many}"k7":"again","input":"first","input":"last"}}"#);
+        let read = chat(&body);
+        assert_eq!((&read["k7"], &read["k99999"]), (&json!("again"), &json!(99999)));
+        assert_eq!(read["messages"], json!([{"role": "user", "content": "last"}]));
     }
 
     #[test]
