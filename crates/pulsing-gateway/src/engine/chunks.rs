@@ -115,7 +115,10 @@ mod tests {
 
     const BODY: &[u8] = b"5\r\nhello\r\n1;x=y\r\n \r\n00A \r\n0123456789\r\n0\r\nx-trailer: 1\r\n\r\nrest";
 
-    fn run(parts: &[&[u8]]) -> Result<(Vec<u8>, usize, bool, Vec<u8>), &'static str> {
+    /// The data, in how many pieces it came, whether it is complete, and what follows it.
+    type Taken = (Vec<u8>, usize, bool, Vec<u8>);
+
+    fn run(parts: &[&[u8]]) -> Result<Taken, &'static str> {
         let (mut chunks, mut read, mut data, mut pieces) = (Chunks::default(), BytesMut::new(), Vec::new(), 0);
         for part in parts {
             read.extend_from_slice(part);
