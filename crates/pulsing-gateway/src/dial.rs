@@ -18,6 +18,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::files;
+
 /// Whose certificates are believed.
 pub(crate) type Trust = Arc<ClientConfig>;
 
@@ -33,15 +35,16 @@ fn trust(roots: RootCertStore) -> Result<Trust, String> {
 /// # Errors
 /// What is wrong with the file.
 pub(crate) fn trust_in(file: &Path) -> Result<Trust, String> {
+    let bad = |why: &dyn std::fmt::Display| format!("engine_ca_file {}: {why}", file.display());
     let mut roots = RootCertStore::empty();
-    let found: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(file)
-        .and_then(Iterator::collect)
-        .map_err(|error| format!("{}: {error}", file.display()))?;
+    let found: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&files::read("engine_ca_file", file)?)
+        .collect::<Result<_, _>>()
+        .map_err(|error| bad(&error))?;
     if found.is_empty() {
-        return Err(format!("{}: there is no certificate in it", file.display()));
+        return Err(bad(&"there is no certificate in it"));
     }
     for certificate in found {
-        roots.add(certificate).map_err(|error| format!("{}: {error}", file.display()))?;
+        roots.add(certificate).map_err(|error| bad(&error))?;
     }
     trust(roots)
 }

@@ -11,22 +11,38 @@ const LOOK: Duration = Duration::from_secs(1);
 /// No file of keys or certificates is longer, in bytes.
 const MAX: u64 = 16 << 20;
 
-/// The text of a file that holds secrets: others than its owner and group must not be able to read it.
+/// What stands in a file of settings. Only a regular file will do: a pipe would hold up the start until somebody writes to
+/// it, and a device may never end.
 ///
 /// # Errors
 /// A sentence with `what` and the path; nothing of what stands in the file.
+pub(crate) fn read(what: &str, path: &Path) -> Result<Vec<u8>, String> {
+    read_if(what, path, |_| Ok(()))
+}
+
+/// The text of a file that holds secrets: others than its owner and group must not be able to read it.
+///
+/// # Errors
+/// As [`read`].
 pub(crate) fn read_secret(what: &str, path: &Path) -> Result<String, String> {
-    let bad = |why: &str| format!("{what} {}: {why}", path.display());
-    let facts = fs::metadata(path).map_err(|error| bad(&error.to_string()))?;
-    let mode = facts.permissions().mode() & 0o777;
-    if mode & 0o007 != 0 {
-        return Err(bad(&format!("every user of this host can reach it (mode {mode:o}); run chmod 600 on it")));
+    let bytes = read_if(what, path, |facts| match facts.permissions().mode() & 0o777 {
+        mode if mode & 0o007 == 0 => Ok(()),
+        mode => Err(format!("every user of this host can reach it (mode {mode:o}); run chmod 600 on it")),
+    })?;
+    String::from_utf8(bytes).map_err(|_| format!("{what} {}: it is not text", path.display()))
+}
+
+fn read_if(what: &str, path: &Path, fits: impl Fn(&fs::Metadata) -> Result<(), String>) -> Result<Vec<u8>, String> {
+    let bad = |why: &dyn std::fmt::Display| format!("{what} {}: {why}", path.display());
+    let facts = fs::metadata(path).map_err(|error| bad(&error))?;
+    if !facts.is_file() {
+        return Err(bad(&"it is no regular file, which can be read again when it changes"));
     }
+    fits(&facts).map_err(|why| bad(&why))?;
     if facts.len() > MAX {
         return Err(bad(&format!("it is longer than {MAX} bytes")));
     }
-    let bytes = fs::read(path).map_err(|error| bad(&error.to_string()))?;
-    String::from_utf8(bytes).map_err(|_| bad("it is not text"))
+    fs::read(path).map_err(|error| bad(&error))
 }
 
 /// What tells a file from what it was: also after a rename over it, as editors and Kubernetes write, and after a chmod.
@@ -85,6 +101,16 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_before_it_is_opened() {
+        for path in ["/dev/zero", "/"] {
+            let why = read("tls_cert", Path::new(path)).expect_err(path);
+            assert_eq!(why, format!("tls_cert {path}: it is no regular file, which can be read again when it changes"));
+        }
+        let why = read_secret("api_keys_file", Path::new("/dev/zero")).expect_err("a device");
+        assert!(why.contains("no regular file"), "{why}");
+    }
 
     #[tokio::test]
     async fn a_change_of_text_or_mode_is_told_once_and_so_is_a_file_that_is_gone() {

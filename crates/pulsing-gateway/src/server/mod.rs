@@ -118,7 +118,7 @@ impl Gateway {
         let door = Arc::new(Door::new(&config)?);
         let tls = Tls::new(&config)?;
         let trust = config.engine_ca_file.as_deref().map(dial::trust_in).transpose();
-        let trust = trust.map_err(|error| GatewayError::Config(format!("engine_ca_file {error}")))?;
+        let trust = trust.map_err(GatewayError::Config)?;
         let access_log = config.access_log.as_deref().map(AccessLog::open).transpose()?;
         let exporter = match &config.otlp_endpoint {
             Some(endpoint) => {

@@ -57,8 +57,8 @@ impl Tls {
 
 fn read(cert: &Path, key: &Path) -> Result<ServerConfig, String> {
     let bad = |what: &str, path: &Path, why: &dyn std::fmt::Display| format!("{what} {}: {why}", path.display());
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(cert)
-        .and_then(Iterator::collect)
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&files::read("tls_cert", cert)?)
+        .collect::<Result<_, _>>()
         .map_err(|error| bad("tls_cert", cert, &error))?;
     if chain.is_empty() {
         return Err(bad("tls_cert", cert, &"there is no certificate in it"));

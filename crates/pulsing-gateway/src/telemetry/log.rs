@@ -71,7 +71,7 @@ fn append(path: &Path) -> io::Result<File> {
 
 fn write_file(lines: &Receiver<String>, path: &Path, file: File, lost: &AtomicU64) {
     let mut out = BufWriter::new(file);
-    let mut looked = Instant::now();
+    let (mut looked, mut failing) = (Instant::now(), false);
     loop {
         match lines.recv_timeout(LOOK) {
             Ok(line) => {
@@ -81,9 +81,18 @@ fn write_file(lines: &Receiver<String>, path: &Path, file: File, lost: &AtomicU6
                     count += 1;
                     written = written.and_then(|()| writeln!(out, "{line}"));
                 }
-                if let Err(error) = written.and_then(|()| out.flush()) {
-                    lost.fetch_add(count, Relaxed);
-                    tracing::error!(%error, path = %path.display(), "the access log cannot be written");
+                match written.and_then(|()| out.flush()) {
+                    // Said once: under load a full disk would get a line in the other log for each few that it lost here.
+                    Err(error) => {
+                        lost.fetch_add(count, Relaxed);
+                        if !std::mem::replace(&mut failing, true) {
+                            tracing::error!(%error, path = %path.display(), "the access log cannot be written");
+                        }
+                    }
+                    Ok(()) if std::mem::take(&mut failing) => {
+                        tracing::info!(path = %path.display(), "the access log is written again");
+                    }
+                    Ok(()) => {}
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
