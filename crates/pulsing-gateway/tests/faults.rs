@@ -122,7 +122,7 @@ async fn an_unstreamed_request_that_kills_its_workers_goes_to_no_more_than_the_l
     let response = client.response(true).await;
     let asked = workers.iter().map(|worker| worker.asked()).sum::<usize>();
     assert_eq!((response.status, response.headers["x-should-retry"].as_str(), asked), (502, "false", 3));
-    assert!(response.body.contains("3 workers were lost"), "{}", response.body);
+    assert!(response.body.contains("3 times a worker was lost"), "{}", response.body);
 }
 
 async fn until_ready(gateway: &pulsing_gateway::Gateway) {

@@ -169,7 +169,7 @@ pub(super) fn lost_too_often(lost: u32) -> ApiError {
         1 => {
             "a worker was lost while it worked on this request, as others were that had the same one lately".to_owned()
         }
-        _ => format!("{lost} workers were lost while they worked on this request, one after another"),
+        _ => format!("{lost} times a worker was lost while it worked on this request"),
     });
     error.no_retry = true;
     error
