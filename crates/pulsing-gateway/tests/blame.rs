@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use common::engine::{Engine, Turn};
 use common::{Ask, CHAT, Client, FakeCluster, STREAM, fail, get, hello, post, until};
 use pulsing_core::{AppError, Error};
 use pulsing_gateway::{Gateway, PolicyKind};
@@ -195,4 +196,71 @@ async fn test_s5_a_lost_connection_with_many_requests_on_it_counts_once() {
         assert_eq!(client.response(true).await.status, 200);
     }
     waits_for(&gateway, "pulsing_router_workers{state=\"ready\"} 2").await;
+}
+
+/// How an engine answers a request that breaks it, and goes on to serve others.
+const BROKEN: [(&str, &str); 5] = [
+    ("garbage", "SSH-2.0-nothing of HTTP\r\n\r\n"),
+    ("nothing", ""),
+    ("a head without an end", "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"),
+    ("no byte of the body", "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n"),
+    ("a head too large", "HTTP/1.1 200 OK\r\n"),
+];
+
+#[tokio::test]
+async fn test_s5_an_answer_that_breaks_is_blamed_on_its_request_and_its_engine_serves_on() {
+    for (what, answer) in BROKEN {
+        let cluster = FakeCluster::new();
+        let engine = Engine::start(move |mut turn: Turn| async move {
+            if !turn.seen.body.contains("poison") {
+                return turn.json(r#"{"choices":[]}"#).await;
+            }
+            turn.write(answer).await;
+            if what == "a head too large" {
+                turn.write("x-filler: y\r\n".repeat(8000)).await;
+            }
+            None
+        })
+        .await;
+        engine.join(&cluster);
+        let gateway = cluster.gateway(|config| config.worker_wait = Duration::ZERO).await;
+        for turn in 0..6 {
+            for stream in [false, true] {
+                let body = POISON.replace("poison", &format!("poison {turn}"));
+                let body = if stream { body.replace("{\"model\"", "{\"stream\":true,\"model\"") } else { body };
+                let before = engine.asked();
+                let response = post(&gateway, "/v1/chat/completions", &body).await;
+                assert_eq!((response.status, response.headers["x-should-retry"].as_str()), (502, "false"), "{what}");
+                assert!(engine.asked() - before <= 2, "{what}: {} tries", engine.asked() - before);
+            }
+            assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200, "{what}: another's request");
+        }
+        assert!(get(&gateway, "/metrics").await.body.contains("pulsing_router_workers{state=\"ready\"} 1"), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn test_s5_a_stream_that_breaks_leaves_its_engine_to_others_unless_nobody_listens_there() {
+    let cluster = FakeCluster::new();
+    let engine = Engine::start(|mut turn: Turn| async move {
+        turn.begin().await;
+        turn.chunk(b"data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n").await;
+        turn.write("no chunk\r\n").await;
+        None
+    })
+    .await;
+    engine.join(&cluster);
+    let gateway = cluster.gateway(|_| {}).await;
+    for _ in 0..6 {
+        let response = post(&gateway, "/v1/chat/completions", STREAM).await;
+        // As the event and what breaks the stream may be read at once, the client may get a status instead of a cut.
+        assert!(response.status == 502 || !response.whole, "{}", response.body);
+        assert!(response.body.contains("cannot be read"), "{}", response.body);
+        assert!(get(&gateway, "/metrics").await.body.contains("pulsing_router_workers{state=\"ready\"} 1"));
+    }
+    // One connection is kept open before it goes.
+    engine.stop_listening();
+    let response = post(&gateway, "/v1/chat/completions", STREAM).await;
+    assert!(response.status >= 502 || !response.whole, "{}", response.body);
+    waits_for(&gateway, "pulsing_router_workers{state=\"ready\"} 0").await;
 }

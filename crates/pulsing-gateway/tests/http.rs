@@ -405,3 +405,28 @@ async fn a_taken_port_is_an_error_that_names_it() {
     let error = pulsing_gateway::Gateway::start_on(std::sync::Arc::new(cluster), config).err().unwrap();
     assert!(error.to_string().contains(&gateway.addr().to_string()), "{error}");
 }
+
+#[test]
+fn a_large_body_is_read_off_the_threads_that_membership_needs() {
+    let started = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&started);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .on_thread_start(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        })
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let cluster = FakeCluster::new();
+        cluster.worker(hello);
+        let gateway = cluster.gateway(|config| config.policy = pulsing_gateway::PolicyKind::RoundRobin).await;
+        assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
+        let before = started.load(Ordering::SeqCst);
+        assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
+        assert_eq!(started.load(Ordering::SeqCst), before, "a small one is read where it arrives");
+        let large = CHAT.replace("hi", &"\\n".repeat(600_000));
+        assert_eq!(post(&gateway, "/v1/chat/completions", &large).await.status, 200);
+        assert_eq!(started.load(Ordering::SeqCst), before + 1, "a large one on a thread of its own");
+    });
+}

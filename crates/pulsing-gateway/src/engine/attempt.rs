@@ -118,11 +118,11 @@ impl Placement {
             match wire.send(request, endpoint).await {
                 Ok(answer) => break answer,
                 // The engine may have closed a kept connection at the very moment it was used: no fault of anyone.
-                Err(error) if reused => {
+                Err(error) if reused && error.is_silence() => {
                     tracing::debug!(%error, "a kept connection to an engine was closed");
                     fresh = true;
                 }
-                Err(error) => return Err(lost(&error)),
+                Err(error) => return Err(broke_off(endpoint, &error).await),
             }
         };
         let head = Head::new(&parts);
@@ -139,9 +139,9 @@ impl Placement {
             && (job.native.is_some() || (worker.normalizes() && api.generates()));
         if job.stream && head.is_event_stream() {
             let reader = if reads { Reader::Normal(Box::default()) } else { Reader::Gate(Gate::new(api)) };
-            return stream(head, exchange, lease, reader).await.map(Some);
+            return stream(head, exchange, lease, reader, endpoint).await.map(Some);
         }
-        let mut answer = whole(head, exchange).await?;
+        let mut answer = whole(head, exchange, endpoint).await?;
         if let (Engine::Whole(whole), true) = (&answer, reads) {
             let deltas = Normaliser::default().whole(&whole.body).map_err(Failure::Failed)?;
             answer = Engine::Deltas(Deltas { deltas });
@@ -151,24 +151,33 @@ impl Placement {
     }
 }
 
-async fn stream(head: Head, mut exchange: Exchange, mut lease: Lease, reader: Reader) -> Result<Engine, Failure> {
+async fn stream(
+    head: Head,
+    mut exchange: Exchange,
+    mut lease: Lease,
+    reader: Reader,
+    endpoint: &Endpoint,
+) -> Result<Engine, Failure> {
     match exchange.data().await {
         Some(Ok(first)) => {
             lease.answered();
             let (head, first) = (reader.passes().then_some(head), Some(first));
             Ok(Engine::Stream(Box::new(EngineStream { exchange, reader, head, first, lease, ended: false })))
         }
-        Some(Err(error)) => Err(lost(&error)),
+        Some(Err(error)) => Err(broke_off(endpoint, &error).await),
         None => Err(broken("the engine ended its stream without an answer")),
     }
 }
 
-async fn whole(head: Head, mut exchange: Exchange) -> Result<Engine, Failure> {
+async fn whole(head: Head, mut exchange: Exchange, endpoint: &Endpoint) -> Result<Engine, Failure> {
     let mut first_byte = None;
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
     while let Some(data) = exchange.data().await {
-        let data = data.map_err(|error| lost(&error))?;
+        let data = match data {
+            Ok(data) => data,
+            Err(error) => return Err(broke_off(endpoint, &error).await),
+        };
         if first.len() + rest.len() + data.len() > MAX_WHOLE {
             return Err(broken(&format!("the engine's answer is over the limit of {MAX_WHOLE} bytes")));
         }
@@ -224,8 +233,31 @@ async fn refused(worker: &Worker, endpoint: &Endpoint, job: &Job, head: &Head, m
     }
 }
 
-fn lost(error: &WireError) -> Failure {
-    Failure::Lost(format!("the engine broke off: {error}"))
+/// What it means that there is no answer, or only a part of one: the engine is lost if nobody listens there any more, and
+/// else it is this one request that broke.
+async fn broke_off(endpoint: &Endpoint, error: &WireError) -> Failure {
+    if endpoint.is_there().await {
+        broken(&format!("the engine broke off: {error}"))
+    } else {
+        Failure::Lost(format!("the engine broke off: {error}"))
+    }
+}
+
+/// What a client is told whose stream broke. Whether the engine is gone is found out behind its back.
+fn cut(placement: &Placement, worker: &Arc<Worker>, error: &WireError) -> ApiError {
+    tracing::warn!(worker = %worker.target().actor, %error, "an engine broke off in the middle of a stream");
+    let (pool, worker) = (Arc::clone(&placement.pool), Arc::clone(worker));
+    tokio::spawn(async move {
+        if let Some(endpoint) = worker.endpoint()
+            && !endpoint.is_there().await
+        {
+            pool.suspect(&worker);
+        }
+    });
+    ApiError::worker_fault(match error {
+        WireError::Unreadable(why) => format!("the engine's answer cannot be read: {why}"),
+        _ => "the worker was lost in the middle of its answer".to_owned(),
+    })
 }
 
 impl EngineStream {
@@ -259,7 +291,7 @@ impl EngineStream {
                     }
                     Some(Err(error)) => {
                         self.ended = true;
-                        return Poll::Ready(Some(Err(placement.cut(self.lease.worker(), lost(&error)))));
+                        return Poll::Ready(Some(Err(cut(placement, self.lease.worker(), &error))));
                     }
                     None => {
                         self.ended = true;

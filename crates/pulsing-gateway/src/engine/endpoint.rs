@@ -99,6 +99,14 @@ impl Endpoint {
         self.give_back(wire);
         Ok(())
     }
+    /// Whether somebody listens there. If not, all idle connections are closed, too.
+    pub(crate) async fn is_there(&self) -> bool {
+        let there = self.dial().await.is_ok();
+        if !there {
+            self.forget();
+        }
+        there
+    }
     /// A connection: an idle one that is still open, which comes with `true`, or a new one.
     pub(super) async fn connection(&self, fresh: bool) -> io::Result<(Wire, bool)> {
         // The lock must not be held while the socket is looked at.

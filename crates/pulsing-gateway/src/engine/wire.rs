@@ -42,6 +42,13 @@ pub(super) enum WireError {
     Unreadable(String),
 }
 
+impl WireError {
+    /// Nothing of an answer came.
+    pub(super) fn is_silence(&self) -> bool {
+        !matches!(self, Self::Unreadable(_))
+    }
+}
+
 /// A connection.
 pub(super) struct Wire {
     stream: Stream,
@@ -92,6 +99,7 @@ impl Wire {
             }
             // Why nothing more could be sent tells more than that nothing came.
             return Poll::Ready(Err(match (sending.failed.take(), count) {
+                _ if !self.read.is_empty() => WireError::Unreadable("it ends within its head".to_owned()),
                 (Some(error), _) | (None, Err(error)) => error.into(),
                 (None, Ok(_)) => WireError::Closed("before its answer"),
             }));

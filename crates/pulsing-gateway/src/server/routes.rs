@@ -18,7 +18,7 @@ use super::peer::Peer;
 use super::track::Tracker;
 use super::{Core, receive, respond};
 use crate::admit::Rate;
-use crate::api::{self, Api, ApiError, Collector, Envelope, Parsed, Writer};
+use crate::api::{self, Api, ApiError, Collector, Envelope, Parsed, Translated, Writer};
 use crate::config::GatewayConfig;
 use crate::dispatch::{Job, Native, Piece, Source};
 use crate::engine::{Head, Whole, usage_in};
@@ -30,6 +30,9 @@ use crate::trail::{Stage, Trail};
 
 /// Text of a request that a scheduler outside is shown, in bytes.
 const PICK_TEXT: usize = 16 * 1024;
+/// A body larger than this, in bytes, is read off the threads that membership and all other requests share: it takes
+/// milliseconds.
+const LARGE: usize = 1 << 20;
 
 const GET: &str = "GET, HEAD, OPTIONS";
 const POST: &str = "POST, OPTIONS";
@@ -330,6 +333,37 @@ enum Outcome {
     Stream(Box<dyn FnOnce(Tracker) -> EventStream + Send>, Option<Head>),
 }
 
+/// A request as it is read.
+struct Asked {
+    /// Of a response, the chat that it was made into.
+    translated: Option<Translated>,
+    /// And what it was.
+    native: Option<Native>,
+    body: Bytes,
+    parsed: Parsed,
+    /// The prompt as the policy knows prompts.
+    prefix: Vec<u64>,
+    /// Its text, for a scheduler outside.
+    pick: Option<String>,
+}
+
+/// Reads all of a body that has to be looked at before it is placed.
+///
+/// # Errors
+/// 400 with the field at fault.
+fn read(core: &Core, api: Api, body: Bytes) -> Result<Asked, ApiError> {
+    let translated = if api == Api::Responses { Some(api::translate(&body)?) } else { None };
+    let (native, body) = match &translated {
+        Some(chat) => (Some(Native { body, model_at: chat.model_at.clone() }), chat.chat.clone()),
+        None => (None, body),
+    };
+    let parsed =
+        api::parse(api, &body).map_err(|error| if translated.is_some() { error.of_response() } else { error })?;
+    let prefix = if core.placement.policy.wants_prefix() { parsed.prefix(&body) } else { Vec::new() };
+    let pick = core.placement.config.picker.as_ref().map(|_| pick_text(&body[parsed.text.clone()]));
+    Ok(Asked { translated, native, body, parsed, prefix, pick })
+}
+
 async fn run(
     core: &Arc<Core>,
     api: Api,
@@ -345,13 +379,13 @@ async fn run(
     let body = receive::read(body, config.max_body, config.body_timeout, expects_continue).await?;
     tracker.trail.spent(Stage::Body, sending);
     let parsing = Instant::now();
-    let translated = if api == Api::Responses { Some(api::translate(&body)?) } else { None };
-    let (native, body) = match &translated {
-        Some(chat) => (Some(Native { body, model_at: chat.model_at.clone() }), chat.chat.clone()),
-        None => (None, body),
+    let Asked { translated, native, body, mut parsed, prefix, pick } = if body.len() > LARGE {
+        let core = Arc::clone(core);
+        let asked = tokio::task::spawn_blocking(move || read(&core, api, body)).await;
+        asked.map_err(|error| ApiError::worker_fault(format!("the request could not be read: {error}")))??
+    } else {
+        read(core, api, body)?
     };
-    let mut parsed =
-        api::parse(api, &body).map_err(|error| if translated.is_some() { error.of_response() } else { error })?;
     let model = parsed.model.clone().unwrap_or_else(|| config.model_name.clone());
     let snapshot = core.placement.pool.snapshot();
     if snapshot.ready_for(&model).is_none() {
@@ -371,8 +405,9 @@ async fn run(
     });
     let choices = parsed.bodies.len() as u32 * parsed.n;
     let bodies = std::mem::take(&mut parsed.bodies);
-    let mut job = job(core, head.headers, request_id, &body, &mut parsed, &model, tracker);
-    job.native = native;
+    let mut job = job(core, head.headers, request_id, &mut parsed, &model, tracker);
+    job.pick = pick.map(|text| pick_request(&job.headers, text));
+    (job.native, job.prefix) = (native, prefix);
     job.batch = if job.api == Api::Chat { parsed.n as usize } else { bodies.len() };
     let job = Arc::new(job);
     let envelope = Envelope { api, id: answer_id(api), created: unix_now(), model, choices };
@@ -448,7 +483,6 @@ fn job(
     core: &Core,
     headers: HeaderMap,
     request_id: &HeaderValue,
-    body: &Bytes,
     parsed: &mut Parsed,
     model: &str,
     tracker: &Tracker,
@@ -456,7 +490,6 @@ fn job(
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).filter(|value| !value.is_empty());
     let affinity = core.placement.config.session_headers.iter().find_map(|name| text(name)).map(str::to_owned);
     let traceparent = text("traceparent").map(str::to_owned);
-    let picker = core.placement.config.picker.as_ref();
     Job {
         // Workers are asked for the chat that a response was made into.
         api: if parsed.api == Api::Responses { Api::Chat } else { parsed.api },
@@ -473,15 +506,15 @@ fn job(
         request_id: request_id.to_str().unwrap_or_default().to_owned(),
         traceparent,
         affinity: affinity.or_else(|| parsed.affinity.take()),
-        prefix: if core.placement.policy.wants_prefix() { parsed.prefix(body) } else { Vec::new() },
+        prefix: Vec::new(),
         deadline: tracker.started + core.placement.config.request_timeout,
         trail: Arc::clone(&tracker.trail),
-        pick: picker.map(|_| pick_request(&headers, &body[parsed.text.clone()])),
+        pick: None,
         headers,
     }
 }
 
-fn pick_request(headers: &HeaderMap, raw: &[u8]) -> PickRequest {
+fn pick_text(raw: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Message {
         content: Value,
@@ -497,6 +530,10 @@ fn pick_request(headers: &HeaderMap, raw: &[u8]) -> PickRequest {
         }
         text.truncate(end);
     }
+    text
+}
+
+fn pick_request(headers: &HeaderMap, text: String) -> PickRequest {
     let headers: BTreeMap<String, String> = headers
         .iter()
         // A scheduler has no business with the client's key.
