@@ -175,6 +175,10 @@ impl GatewayConfig {
     pub fn from_json(text: &str) -> Result<Self, GatewayError> {
         serde_json::from_str(text).map_err(|error| GatewayError::Config(error.to_string()))
     }
+    /// Clients need a key, which is no engine's.
+    pub(crate) fn has_keys(&self) -> bool {
+        self.api_keys_file.is_some() || self.api_key.is_some()
+    }
     /// What the policy is told.
     pub fn policy_options(&self) -> PolicyOptions {
         let balance = Balance { absolute: self.balance_absolute, relative: self.balance_relative };

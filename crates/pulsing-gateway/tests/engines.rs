@@ -451,28 +451,6 @@ async fn leases_are_counted_and_a_mixed_fleet_shares_the_work() {
 }
 
 #[tokio::test]
-async fn a_key_that_the_engine_refuses_is_asked_for_again_and_never_shown() {
-    let cluster = FakeCluster::new();
-    let engine = Engine::start(|turn: Turn| async move {
-        if turn.seen.header("authorization") == Some("Bearer new") {
-            return good(turn).await;
-        }
-        turn.answer("401 Unauthorized", "", r#"{"error":{"message":"Incorrect API key: old"}}"#).await
-    })
-    .await;
-    let worker = engine.join(&cluster);
-    "Bearer old".clone_into(&mut worker.authorization.lock());
-    let gateway = cluster.gateway(|_| {}).await;
-    let response = post(&gateway, "/v1/chat/completions", CHAT).await;
-    assert!(response.status == 502 && !response.body.contains("old"), "{}", response.body);
-    "Bearer new".clone_into(&mut worker.authorization.lock());
-    let end = std::time::Instant::now() + Duration::from_secs(5);
-    while post(&gateway, "/v1/chat/completions", CHAT).await.status != 200 {
-        assert!(std::time::Instant::now() < end, "the new key is not used");
-    }
-}
-
-#[tokio::test]
 async fn what_a_hung_engine_has_not_begun_is_taken_back_once_another_can_serve() {
     let cluster = FakeCluster::new();
     let hung = Engine::start(|turn: Turn| async move {

@@ -151,7 +151,11 @@ impl Placement {
                 ApiError::worker_fault("the worker was lost in the middle of its answer")
             }
             Failure::TakenBack => ApiError::worker_fault("the worker hangs in the middle of its answer"),
-            Failure::Unready(error) | Failure::Failed(error) | Failure::Broken(error) | Failure::Final(error) => error,
+            Failure::Unready(error)
+            | Failure::Refused(error)
+            | Failure::Failed(error)
+            | Failure::Broken(error)
+            | Failure::Final(error) => error,
         }
     }
 }

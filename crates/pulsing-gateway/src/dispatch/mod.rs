@@ -124,6 +124,8 @@ pub(crate) enum Failure {
     TakenBack,
     /// The Worker takes no requests now.
     Unready(ApiError),
+    /// The Worker's engine refuses the key that the Worker has, which is no fault of the request.
+    Refused(ApiError),
     /// The Worker failed on this request, and says so.
     Failed(ApiError),
     /// The Worker answered with what makes no sense.

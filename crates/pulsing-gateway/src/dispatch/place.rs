@@ -51,6 +51,7 @@ impl Placement {
     pub(super) async fn place(self: Arc<Self>, job: Arc<Job>, mut task: Task) -> Result<Placed, ApiError> {
         let mut excluded: Vec<ActorId> = Vec::new();
         let mut failed: Option<ApiError> = None;
+        let mut refused: Option<ApiError> = None;
         let mut last_words: Option<String> = None;
         let mut suspects: Vec<(Arc<Worker>, Instant, Fault)> = Vec::new();
         let mut patience = None;
@@ -59,7 +60,7 @@ impl Placement {
             versions.mark_unchanged();
             let ready = self.pool.snapshot().candidates(&job.model, job.api);
             let Some(worker) = self.choose(&ready, &excluded, &job, &task).await else {
-                if let Some(error) = failed {
+                if let Some(error) = failed.take().or_else(|| refused.take()) {
                     return Err(error);
                 }
                 // Waiting pays only when somebody has just been lost: then another may be coming, or a silent one wakes.
@@ -134,6 +135,12 @@ impl Placement {
                 Err(Failure::Unready(error)) => {
                     excluded.push(worker.target().actor);
                     last_words = Some(error.message);
+                    self.metrics.retry(Retry::Unready);
+                    continue;
+                }
+                Err(Failure::Refused(error)) => {
+                    excluded.push(worker.target().actor);
+                    refused = Some(ApiError { no_retry: true, ..error });
                     self.metrics.retry(Retry::Unready);
                     continue;
                 }

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use hyper::{StatusCode, header};
 
 use super::endpoint::Endpoint;
 use super::exchange::Exchange;
@@ -127,17 +128,21 @@ impl Placement {
         };
         let head = Head::new(&parts);
         if !head.status.is_success() {
-            let failure = refused(worker, endpoint, job, &head, exchange).await;
+            let failure = self.refused(worker, endpoint, job, &head, exchange).await;
             return match failure {
                 Failure::Final(error) if api == Api::Responses && is_absent(&head, &error) => Ok(None),
                 other => Err(other),
             };
         }
+        if let Some(strange) = head.strange_kind(api, job.stream) {
+            let due = if job.stream { "a stream of events" } else { "JSON" };
+            return Err(broken(&format!("the engine answered {} with {strange} where {due} was due", head.status)));
+        }
         // A response is written from what a chat says.
         let reads = api != Api::Responses
             && job.half != Some(Half::Reads)
             && (job.native.is_some() || (worker.normalizes() && api.generates()));
-        if job.stream && head.is_event_stream() {
+        if job.stream {
             let reader = if reads { Reader::Normal(Box::default()) } else { Reader::Gate(Gate::new(api)) };
             return stream(head, exchange, lease, reader, endpoint).await.map(Some);
         }
@@ -203,33 +208,52 @@ fn is_absent(head: &Head, error: &ApiError) -> bool {
     matches!(head.status.as_u16(), 404 | 405 | 501) && !error.message.contains("model")
 }
 
-/// What an answer other than 2xx means.
-async fn refused(worker: &Worker, endpoint: &Endpoint, job: &Job, head: &Head, mut exchange: Exchange) -> Failure {
-    let mut body = BytesMut::new();
-    while let Some(Ok(data)) = exchange.data().await {
-        if body.len() + data.len() > MAX_ERROR {
-            break;
+impl Placement {
+    /// What an answer other than 2xx means.
+    async fn refused(
+        &self,
+        worker: &Worker,
+        endpoint: &Endpoint,
+        job: &Job,
+        head: &Head,
+        mut exchange: Exchange,
+    ) -> Failure {
+        let mut body = BytesMut::new();
+        while let Some(Ok(data)) = exchange.data().await {
+            if body.len() + data.len() > MAX_ERROR {
+                break;
+            }
+            body.extend_from_slice(&data);
         }
-        body.extend_from_slice(&data);
-    }
-    let error = error_of(head, &body.freeze());
-    match head.status.as_u16() {
-        401 | 403 if endpoint.authorization().is_some() => {
-            // The key is the EngineWorker's, not the client's. It may have been changed: ask for it again.
-            worker.want_key();
-            broken("the engine refused the key that its EngineWorker was started with")
+        let error = error_of(head, &body.freeze());
+        match head.status.as_u16() {
+            // The client's own key goes to an engine that has none, and is the client's to put right. No other one is.
+            401 | 403 if endpoint.authorization().is_some() || !job.headers.contains_key(header::AUTHORIZATION) => {
+                // It may have been changed: ask for it again.
+                worker.want_key();
+                let has_key = endpoint.authorization().is_some();
+                // A 403 may be about this one request; and where clients bring the keys, one without says nothing of the others.
+                if head.status == StatusCode::UNAUTHORIZED && (has_key || self.config.has_keys()) {
+                    self.pool.lock_out(worker);
+                }
+                Failure::Refused(ApiError::worker_fault(if has_key {
+                    "the engine refused the key that its EngineWorker was started with"
+                } else {
+                    "the engine wants a key, and its EngineWorker was started with none"
+                }))
+            }
+            _ if !job.api.generates() && is_absent(head, &error) => {
+                let workers = "its engine does not know that path";
+                Failure::Final(ApiError::unsupported_endpoint(&job.model, job.api.path(), workers))
+            }
+            503 => Failure::Unready(error),
+            501 if job.native.is_some() => Failure::Final(error),
+            // What has no error in OpenAI's shape comes from something that is no engine, or from one that is in pieces.
+            500.. if error.body.is_none() => Failure::Broken(error),
+            500.. => Failure::Failed(error),
+            400..500 => Failure::Final(error),
+            other => broken(&format!("the engine answered with status {other}, which says nothing to an API client")),
         }
-        _ if !job.api.generates() && is_absent(head, &error) => {
-            let workers = "its engine does not know that path";
-            Failure::Final(ApiError::unsupported_endpoint(&job.model, job.api.path(), workers))
-        }
-        503 => Failure::Unready(error),
-        501 if job.native.is_some() => Failure::Final(error),
-        // What has no error in OpenAI's shape comes from something that is no engine, or from one that is in pieces.
-        500.. if error.body.is_none() => Failure::Broken(error),
-        500.. => Failure::Failed(error),
-        400..500 => Failure::Final(error),
-        other => broken(&format!("the engine answered with status {other}, which says nothing to an API client")),
     }
 }
 

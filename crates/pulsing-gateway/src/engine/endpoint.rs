@@ -75,13 +75,14 @@ impl Endpoint {
     pub(super) fn authorization(&self) -> Option<HeaderValue> {
         self.authorization.load().as_deref().cloned()
     }
-    /// Sets the engine's own key; empty = none.
-    pub(crate) fn set_authorization(&self, value: &str) {
+    /// Sets the engine's own key; empty = none. True if it is another one than before.
+    pub(crate) fn set_authorization(&self, value: &str) -> bool {
         let value = (!value.is_empty()).then(|| HeaderValue::from_str(value).ok()).flatten().map(|mut value| {
             value.set_sensitive(true);
             Arc::new(value)
         });
-        self.authorization.store(value);
+        let before = self.authorization.swap(value.clone());
+        before != value
     }
 
     /// Whether `/v1/responses` is worth a try.

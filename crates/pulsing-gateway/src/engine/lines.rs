@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 
 /// A line longer than this is no event of a language model; what an engine sends is not gathered for ever.
-const MAX_LINE: usize = 64 << 20;
+pub(super) const MAX_LINE: usize = 16 << 20;
 
 /// Gathers bytes into the payloads of events. Comments and fields other than `data` mean nothing here.
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl Lines {
         }
         self.seen = self.held.len();
         if self.seen > MAX_LINE {
-            return Err(format!("the engine sent a line of more than {MAX_LINE} bytes").into());
+            return Err(too_long().into());
         }
         Ok(())
     }
@@ -52,7 +52,7 @@ impl Lines {
         self.line(b"", &mut event)
     }
 
-    fn line<E>(&mut self, line: &[u8], event: &mut impl FnMut(&str) -> Result<(), E>) -> Result<(), E> {
+    fn line<E: From<String>>(&mut self, line: &[u8], event: &mut impl FnMut(&str) -> Result<(), E>) -> Result<(), E> {
         if line.is_empty() {
             if std::mem::take(&mut self.has_data) {
                 let data = std::mem::take(&mut self.data);
@@ -64,10 +64,20 @@ impl Lines {
         if self.has_data {
             self.data.push(b'\n');
         }
+        let value = value.strip_prefix(b" ").unwrap_or(value);
+        // As many lines make one event.
+        if self.data.len() + value.len() > MAX_LINE {
+            return Err(too_long().into());
+        }
         self.has_data = true;
-        self.data.extend_from_slice(value.strip_prefix(b" ").unwrap_or(value));
+        self.data.extend_from_slice(value);
         Ok(())
     }
+}
+
+/// What is said of a line that is none.
+pub(super) fn too_long() -> String {
+    format!("the engine sent an event with more than {MAX_LINE} bytes in a line")
 }
 
 #[cfg(test)]

@@ -119,9 +119,20 @@ impl Head {
         let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         Self { status: StatusCode::OK, headers: HeaderMap::from_iter([kind]) }
     }
-    pub(super) fn is_event_stream(&self) -> bool {
-        let kind = self.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-        kind.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
+    /// What came in the place of JSON, or of events for a `stream`; `None` for what was asked for. A page of a proxy has the
+    /// status of an answer, and is none.
+    pub(super) fn strange_kind(&self, api: Api, stream: bool) -> Option<String> {
+        let Some(value) = self.headers.get(header::CONTENT_TYPE) else {
+            return stream.then(|| "nothing that says what it is".to_owned());
+        };
+        let text = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
+        let kind = text.split(';').next().unwrap_or_default().trim();
+        let fits = match stream {
+            true => kind == "text/event-stream",
+            // Embeddings may come as bytes.
+            false => kind.contains("json") || (!api.generates() && !kind.is_empty() && !kind.starts_with("text/")),
+        };
+        (!fits).then(|| kind.chars().take(80).collect())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::lines::too_long;
 use super::normal::Normaliser;
 use super::sse::Gate;
 use crate::api::ApiError;
@@ -25,7 +26,13 @@ impl Reader {
     /// What these bytes complete.
     pub(super) fn push(&mut self, bytes: Bytes) -> Result<Option<Passed>, ApiError> {
         match self {
-            Self::Gate(gate) => Ok(gate.push(bytes).map(Passed::Events)),
+            Self::Gate(gate) => {
+                let passed = gate.push(bytes);
+                if gate.is_too_long() {
+                    return Err(ApiError::worker_fault(too_long()));
+                }
+                Ok(passed.map(Passed::Events))
+            }
             Self::Normal(normal) => normal.push(&bytes).map(passed),
         }
     }

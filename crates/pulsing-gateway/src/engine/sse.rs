@@ -2,6 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 
+use super::lines::MAX_LINE;
 use super::message::usage_in;
 use crate::api::Api;
 use crate::protocol::Usage;
@@ -17,6 +18,8 @@ const MAX_HELD: usize = 1 << 20;
 pub(super) struct Gate {
     held: BytesMut,
     tail: Vec<u8>,
+    /// Bytes since the last line end.
+    line: usize,
     /// A response ends with an event of its own, which is as long as the response.
     response: Option<bool>,
 }
@@ -28,6 +31,10 @@ impl Gate {
     }
     /// What may go out now that these bytes came.
     pub(super) fn push(&mut self, bytes: Bytes) -> Option<Bytes> {
+        self.line = match bytes.iter().rposition(|byte| *byte == b'\n') {
+            Some(end) => bytes.len() - end - 1,
+            None => self.line + bytes.len(),
+        };
         if self.held.is_empty() {
             // The common case: an engine writes event by event.
             let end = last_boundary(&bytes);
@@ -65,6 +72,10 @@ impl Gate {
         Some(bytes)
     }
 
+    /// A line has come that is too long for an event.
+    pub(super) fn is_too_long(&self) -> bool {
+        self.line > MAX_LINE
+    }
     /// `data: [DONE]` was the last thing that passed.
     pub(super) fn is_done(&self) -> bool {
         self.response.unwrap_or_else(|| self.tail.trim_ascii_end().ends_with(b"[DONE]"))

@@ -6,6 +6,7 @@
 mod breaker;
 mod clock;
 mod companion;
+mod lockout;
 mod role;
 mod served;
 mod snapshot;
@@ -171,6 +172,14 @@ impl Pool {
         if worker.set_reachable(false) {
             self.publish();
         }
+    }
+
+    /// This Worker's engine refused the key that its EngineWorker has: nobody is sent there until it has another one, or for
+    /// a moment.
+    pub(crate) fn lock_out(&self, worker: &Worker) {
+        tracing::warn!(worker = %worker.target().actor, "an engine refuses the key that its EngineWorker has");
+        worker.lock_out(Instant::now());
+        self.publish();
     }
 
     /// May a request go to this Worker? `Some(true)`: as the one trial of it, which its lease is to be told.
@@ -358,6 +367,7 @@ async fn checked(pool: &std::sync::Weak<Pool>, worker: &Worker, mut report: Load
         // Whatever comes back under this address is another process, maybe with another key.
         worker.doubt(true);
         worker.want_key();
+        worker.let_in();
         return report;
     }
     let mut wrong = None;
@@ -371,7 +381,9 @@ async fn checked(pool: &std::sync::Weak<Pool>, worker: &Worker, mut report: Load
         match call.await {
             Ok(Reply::Value(value)) => match protocol::decode::<Description>(&value) {
                 Ok(description) => {
-                    endpoint.set_authorization(&description.authorization);
+                    if endpoint.set_authorization(&description.authorization) {
+                        worker.let_in();
+                    }
                     worker.has_key();
                 }
                 Err(error) => wrong = Some(error),

@@ -15,6 +15,7 @@ use crate::protocol::{self, LoadReport};
 
 use super::breaker::{Breaker, Fault};
 use super::clock::{Clocks, Grant, Limits};
+use super::lockout::Lockout;
 use super::state::State;
 use super::{Companion, Pairing, Role};
 
@@ -68,6 +69,7 @@ pub struct Worker {
     wants_key: AtomicBool,
     /// The engine was not reached by this Router yet, or the last attempt failed. Its EngineWorker's word is not enough.
     doubted: AtomicBool,
+    lockout: Lockout,
     clocks: Clocks,
     breaker: Breaker,
     /// Its state in the snapshot that everybody sees.
@@ -104,6 +106,7 @@ impl Worker {
             engine: instance.metadata.get("url").map(|url| Endpoint::parse(url).map(Arc::new)),
             wants_key: AtomicBool::new(true),
             doubted: AtomicBool::new(true),
+            lockout: Lockout::default(),
             clocks: Clocks::new(limits),
             breaker: Breaker::new(),
             shown: AtomicU8::new(u8::MAX),
@@ -143,6 +146,14 @@ impl Worker {
     pub(super) fn has_key(&self) {
         self.wants_key.store(false, Ordering::Release);
     }
+    /// The engine refused its key at `now`.
+    pub(super) fn lock_out(&self, now: Instant) {
+        self.lockout.shut(now);
+    }
+    /// The key, or the engine, is another one.
+    pub(super) fn let_in(&self) {
+        self.lockout.open();
+    }
     pub(super) fn is_doubted(&self) -> bool {
         self.doubted.load(Ordering::Acquire)
     }
@@ -174,6 +185,7 @@ impl Worker {
             _ => published,
         };
         match state {
+            State::Ready if self.lockout.is_shut() => State::Failed,
             State::Ready if !self.reachable.load(Ordering::Acquire) => State::Unreachable,
             State::Ready if self.clocks.is_silent() => State::Silent,
             State::Ready if self.clocks.is_stuck() => State::Stuck,
@@ -227,6 +239,9 @@ impl Worker {
     pub fn detail(&self) -> String {
         match &self.engine {
             Some(Err(wrong)) => wrong.clone(),
+            Some(Ok(endpoint)) if self.lockout.is_shut() => {
+                format!("its engine at {} refuses the key that its EngineWorker was started with", endpoint.url())
+            }
             _ => {
                 let facts = self.facts.load();
                 facts.bad_role.clone().unwrap_or_else(|| facts.detail.clone())
@@ -312,6 +327,7 @@ impl Worker {
             self.clocks.excuse(now);
         }
         self.breaker.tick(now);
+        self.lockout.tick(now);
         self.clocks.tick(now)
     }
     /// How long what it has not begun to answer is left to it once it may hang; `None`: nothing was learned of it.
