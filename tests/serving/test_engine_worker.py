@@ -491,6 +491,18 @@ def test_urls() -> None:
     ):
         with pytest.raises(ValueError, match="url "):
             EngineWorker(bad)
+    for bad in (
+        "http://u:hunter2@h",
+        "u:hunter2@h:1",
+        "http://u:hunter2@[h",
+        "http://u:hunter2/@h",
+        "http://u:hunter2?@h",
+        "http://h?key=hunter2",
+        "http://u:hunter2@h\u2100",
+    ):
+        with pytest.raises(ValueError, match="url ") as caught:
+            EngineWorker(bad)
+        assert "hunter" not in str(caught.value)
 
 
 def test_bad_settings_are_refused(tmp_path: Path) -> None:

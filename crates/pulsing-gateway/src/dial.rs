@@ -67,6 +67,21 @@ async fn system_trust() -> io::Result<Trust> {
     Ok(Arc::clone(FOUND.get_or_init(|| found)))
 }
 
+/// A URL as errors and logs may show it: what may be a password or a key in it is left out.
+pub(crate) fn shown(url: &str) -> String {
+    let begin = url.find("://").map_or(0, |at| at + 3);
+    // A password may hold a slash, a question mark or an `@` that it should not.
+    let (masked, rest) = match url[begin..].rfind('@') {
+        Some(at) => ("…", &url[begin + at..]),
+        None => ("", &url[begin..]),
+    };
+    let (rest, query) = match rest.find(['?', '#']) {
+        Some(at) => (&rest[..at], "?…"),
+        None => (rest, ""),
+    };
+    format!("{}{masked}{rest}{query}", &url[..begin])
+}
+
 /// Where a server listens.
 pub(crate) struct Target {
     host: String,
@@ -221,6 +236,29 @@ impl AsyncWrite for Stream {
         match &mut *self {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_password_or_key_in_a_url_is_shown() {
+        for (url, seen) in [
+            ("http://user:secret@host:1/x", "http://…@host:1/x"),
+            ("http://secret@host", "http://…@host"),
+            ("user:secret@host:1", "…@host:1"),
+            ("http://u:sec/ret@host", "http://…@host"),
+            ("http://u:sec@ret@host", "http://…@host"),
+            ("ftp://u:secret@", "ftp://…@"),
+            ("http://host:1/x?key=secret", "http://host:1/x?…"),
+            ("http://u:sec?ret@host/x?key=secret", "http://…@host/x?…"),
+            ("http://host:1/x", "http://host:1/x"),
+            ("", ""),
+        ] {
+            assert_eq!(shown(url), seen);
         }
     }
 }

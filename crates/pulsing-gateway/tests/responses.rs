@@ -4,7 +4,7 @@
 mod common;
 
 use common::engine::{Engine, Turn};
-use common::{Ask, Delta, FakeCluster, answer, done, fail, get, hello, post, text};
+use common::{Ask, Client, Delta, FakeCluster, answer, done, fail, get, hello, post, text};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
@@ -136,8 +136,21 @@ async fn what_cannot_be_done_without_a_memory_is_refused_with_its_name() {
         let refused = post(&gateway, "/v1/responses", &ASKED.replace("\"foo\"", &format!("{extra},\"foo\""))).await;
         assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some(param)));
     }
-    let stored = get(&gateway, "/v1/responses/resp_1").await;
-    assert_eq!((stored.status, stored.json()["error"]["code"].as_str()), (404, Some("not_stored")));
+    for (method, path) in [
+        ("GET", "/v1/responses/resp_1"),
+        ("GET", "/v1/responses/resp_1/input_items?limit=1"),
+        ("DELETE", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+    ] {
+        let mut client = Client::connect(&gateway).await;
+        client.write(format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").as_bytes()).await;
+        let stored = client.response(true).await;
+        assert_eq!(
+            (stored.status, stored.json()["error"]["code"].as_str()),
+            (404, Some("not_stored")),
+            "{method} {path}"
+        );
+    }
 }
 
 #[tokio::test]

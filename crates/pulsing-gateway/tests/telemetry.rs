@@ -148,6 +148,46 @@ async fn s7_a_log_that_cannot_be_opened_is_an_error_that_names_it() {
     assert!(error.to_string().contains("/nowhere/log"), "{error}");
 }
 
+#[tokio::test]
+async fn a_log_into_a_pipe_is_refused_and_holds_nothing_up() {
+    let pipe = Place::new();
+    assert!(std::process::Command::new("mkfifo").arg(&pipe.0).status().unwrap().success());
+    for place in [pipe.0.display().to_string(), std::env::temp_dir().display().to_string()] {
+        let config = pulsing_gateway::GatewayConfig {
+            host: "127.0.0.1".into(),
+            port: 0,
+            access_log: Some(place.clone()),
+            ..Default::default()
+        };
+        // Away from here, as opening a pipe would wait for ever.
+        let runtime = tokio::runtime::Handle::current();
+        let (told, error) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let _inside = runtime.enter();
+            let started = pulsing_gateway::Gateway::start_on(Arc::new(FakeCluster::new()), config);
+            let _ = told.send(started.err().map(|error| error.to_string()));
+        });
+        let error = error.recv_timeout(Duration::from_secs(10)).expect("it waits for a reader").unwrap();
+        assert!(error.contains(&place) && error.contains("neither a regular file"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_password_in_the_collectors_url_is_not_repeated() {
+    for url in ["http://user:hunter2@collector:4318", "http://user:hunter2@", "gopher://user:hunter2@x", "u:hunter2@x"]
+    {
+        let config = pulsing_gateway::GatewayConfig {
+            host: "127.0.0.1".into(),
+            port: 0,
+            otlp_endpoint: Some(url.into()),
+            ..Default::default()
+        };
+        let error = pulsing_gateway::Gateway::start_on(Arc::new(FakeCluster::new()), config).err().unwrap();
+        let error = format!("{error} {error:?}");
+        assert!(error.contains("otlp_endpoint") && !error.contains("hunter2"), "{error}");
+    }
+}
+
 /// What a collector got.
 type Got = Arc<Mutex<Vec<Value>>>;
 

@@ -26,6 +26,14 @@ class ProbeError(Exception):
     """A server did not answer, or not with what it should; the text says so."""
 
 
+def shown(url: str) -> str:
+    """``url`` as errors and logs may show it: what may be a password or a key in it is left out."""
+    begin = url.find("://") + 3 if "://" in url else 0
+    _, at, rest = url[begin:].rpartition("@")
+    rest, *query = re.split("[?#]", rest, maxsplit=1)
+    return f"{url[:begin]}{'…@' if at else ''}{rest}{'?…' if query else ''}"
+
+
 @dataclass(frozen=True)
 class Url:
     """Where an engine listens."""
@@ -44,17 +52,20 @@ class Url:
         Raises:
             ValueError: it is something else; the text says what.
         """
+        seen = shown(text)
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError as error:
-            raise ValueError(f"url {text!r}: {error}") from None
+            # The words for what is wrong repeat parts of it.
+            why = error if seen == text else "it cannot be read; a key goes into --api_key_file"
+            raise ValueError(f"url {seen!r}: {why}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url {text!r}: expected http://HOST:PORT, such as http://127.0.0.1:9001")
+            raise ValueError(f"url {seen!r}: expected http://HOST:PORT, such as http://127.0.0.1:9001")
         if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError(f"url {text!r}: expected no password, query or fragment; a key goes into --api_key_file")
+            raise ValueError(f"url {seen!r}: expected no password, query or fragment; a key goes into --api_key_file")
         if not re.fullmatch(r"[!-~]*", parts.path) or len(text) > 512:
-            raise ValueError(f"url {text[:80]!r}: expected at most 512 plain characters")
+            raise ValueError(f"url {seen[:80]!r}: expected at most 512 plain characters")
         prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
         secure = parts.scheme == "https"
         usual = 443 if secure else 80

@@ -10,7 +10,7 @@ use hyper::header::HeaderValue;
 use parking_lot::Mutex;
 
 use super::wire::Wire;
-use crate::dial::{Target, Trust};
+use crate::dial::{Target, Trust, shown};
 
 /// How long a dial may take: engines stand close to their Router.
 const DIAL: Duration = Duration::from_secs(2);
@@ -38,8 +38,8 @@ impl Endpoint {
     /// A sentence that says what is wrong with it.
     pub fn parse(url: &str) -> Result<Self, String> {
         let (target, path) = Target::parse(url).map_err(|why| match url.contains('@') {
-            true => format!("its url {url:?} {why}; give the engine's key with --api_key_file"),
-            false => format!("its url {url:?} {why}"),
+            true => format!("its url {:?} {why}; give the engine's key with --api_key_file", shown(url)),
+            false => format!("its url {:?} {why}", shown(url)),
         })?;
         let prefix = path.strip_suffix("/v1").unwrap_or(&path).trim_end_matches('/').to_owned();
         Ok(Self {
@@ -168,7 +168,7 @@ mod tests {
             ["", "127.0.0.1:9001", "ftp://h", "http://u:p@h:1", "http://h/?x=1", "http://", "a b", "http://h:99999"]
         {
             let Err(error) = Endpoint::parse(url) else { panic!("{url} was accepted") };
-            assert!(error.contains(&format!("{url:?}")), "{error}");
+            assert!(error.contains(&format!("{:?}", shown(url))), "{error}");
         }
     }
 }

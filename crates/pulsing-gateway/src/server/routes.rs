@@ -36,6 +36,8 @@ const LARGE: usize = 1 << 20;
 
 const GET: &str = "GET, HEAD, OPTIONS";
 const POST: &str = "POST, OPTIONS";
+/// What OpenAI's clients do to responses that were stored.
+const STORED: &str = "GET, HEAD, POST, DELETE, OPTIONS";
 
 enum Endpoint {
     Root,
@@ -80,7 +82,11 @@ impl Endpoint {
         }
     }
     fn allow(&self) -> &'static str {
-        if matches!(self, Self::Generate(_)) { POST } else { GET }
+        match self {
+            Self::Generate(_) => POST,
+            Self::Stored => STORED,
+            _ => GET,
+        }
     }
     fn route(&self) -> Route {
         match self {
@@ -163,6 +169,7 @@ fn check(
     let method = request.method();
     let fits = match endpoint.allow() {
         POST => method == Method::POST,
+        STORED => [Method::GET, Method::HEAD, Method::POST, Method::DELETE].contains(method),
         _ => method == Method::GET || method == Method::HEAD,
     };
     if !fits {
@@ -207,7 +214,10 @@ async fn answer(
     let snapshot = core.placement.pool.snapshot();
     Ok(match endpoint {
         Endpoint::Generate(api) => return generate(core, api, request, request_id).await,
-        Endpoint::Stored => return Err(ApiError::not_stored()),
+        Endpoint::Stored => {
+            receive::skip(request).await;
+            return Err(ApiError::not_stored());
+        }
         Endpoint::Root => respond::json(
             200,
             json!({"service": "pulsing-router", "version": env!("CARGO_PKG_VERSION"), "model": config.model_name})

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use super::Span;
 use super::span;
 use crate::config::GatewayError;
-use crate::dial::Target;
+use crate::dial::{Target, shown};
 
 /// Spans that wait to be sent; more are dropped, and counted. The SDKs' own number.
 const QUEUE: usize = 2048;
@@ -62,7 +62,7 @@ impl Exporter {
         share: f64,
         service: &str,
     ) -> Result<(Self, impl Future<Output = ()> + Send + 'static), GatewayError> {
-        let bad = |why: String| GatewayError::Config(format!("otlp_endpoint {endpoint:?}: {why}"));
+        let bad = |why: String| GatewayError::Config(format!("otlp_endpoint {:?}: {why}", shown(endpoint)));
         let (target, prefix) = Target::parse(endpoint).map_err(bad)?;
         let path = if prefix.ends_with("/v1/traces") { prefix } else { format!("{prefix}/v1/traces") };
         let collector = Collector { target: Arc::new(target), path };

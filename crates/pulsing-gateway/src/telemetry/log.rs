@@ -1,8 +1,8 @@
 //! The access log: one JSON object a line.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -65,6 +65,14 @@ impl AccessLog {
 }
 
 fn append(path: &Path) -> io::Result<File> {
+    // Opening a pipe waits until somebody reads it, and what cannot be added to is no log.
+    let is_log = |kind: FileType| kind.is_file() || kind.is_char_device();
+    if let Ok(facts) = std::fs::metadata(path)
+        && !is_log(facts.file_type())
+    {
+        let why = "it is neither a regular file nor a terminal; - stands for standard output, whatever that is";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
     // Who asked what when is not for everybody.
     OpenOptions::new().append(true).create(true).mode(0o640).open(path)
 }
