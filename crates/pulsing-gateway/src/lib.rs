@@ -32,6 +32,7 @@ mod dispatch;
 mod engine;
 mod explain;
 mod files;
+mod ids;
 mod metrics;
 pub mod picker;
 pub mod policy;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -285,15 +285,12 @@ class Handlers:
 
     # -- protocols ----------------------------------------------------------------------------------------------------
 
-    def run_protocol(self, work: Callable[[], Awaitable[None]], trace: str | None) -> asyncio.Task[None]:
-        """Runs a protocol call, of trace context `trace`, as a task of its own."""
+    def run_protocol(self, work: Coroutine[Any, Any, None], trace: str | None) -> asyncio.Task[None]:
+        """Runs a protocol call, of trace context `trace`, as a task; `protocol_over` is due when it is done."""
         cell = self._cell
-
-        async def run() -> None:
-            current.set(CallContext(cell, trace=trace))
-            await work()
-
-        task = cell.system.loop.create_task(run(), context=cell.context.copy())
+        context = cell.context.copy()
+        context.run(current.set, CallContext(cell, trace=trace))
+        task = cell.system.loop.create_task(work, context=context)
         if self._protocol_tasks is None:
             self._protocol_tasks = set()
         self._protocol_tasks.add(task)
@@ -301,10 +298,10 @@ class Handlers:
         watch.running += 1
         if watch.asleep:
             watch.wake()
-        task.add_done_callback(self._protocol_over)
         return task
 
-    def _protocol_over(self, task: asyncio.Task[None]) -> None:
+    def protocol_over(self, task: asyncio.Task[None]) -> None:
+        """The task of a protocol call is done."""
         if self._protocol_tasks is not None:
             self._protocol_tasks.discard(task)
         self._cell.system.watch.running -= 1

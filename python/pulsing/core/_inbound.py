@@ -85,6 +85,17 @@ class InboundCall:
         """
         self._raw.reply(head, list(buffers), codec)
 
+    def try_send(self, head: bytes) -> bool:
+        """Sends one stream item if there is credit; the first one begins the stream. False: :meth:`send` it.
+
+        Raises:
+            PulsingRuntimeError: The consumer has gone.
+        """
+        try:
+            return self._raw.try_send(head)
+        except _core.CoreError:
+            raise consumer_gone() from None
+
     async def send(self, head: bytes, buffers: Sequence[Any] = ()) -> None:
         """Sends one stream item, waiting for credit; the first one begins the stream.
 
@@ -197,32 +208,39 @@ class Inlet:
         if raw.one_way:
             raw.accept()
 
-        async def work() -> None:
-            try:
-                await cell.instance.on_protocol_call(call)
-            except asyncio.CancelledError:
-                if not call.answered:
-                    raw.refuse("cancelled" if call.cancelled else "actor_stopped")
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
-                if call.answered or call.cancelled:
-                    # The consumer has gone: nobody is left to tell.
-                    _log.debug("%s.on_protocol_call ended after its caller", cell.label, exc_info=error)
-                else:
-                    _log.exception("%s.on_protocol_call failed", cell.label)
-                    RemoteReply(self._bridge, raw).error(error)
-            finally:
-                if not call.answered:
-                    raw.refuse("protocol", f"{cell.label}.on_protocol_call returned without an answer")
+        bridge, token, handlers = self._bridge, raw.token, cell.handlers
+        task = handlers.run_protocol(self._answer(call, raw), raw.trace)
 
-        task = cell.handlers.run_protocol(work, raw.trace)
-        # Not in `work`: cancelled before its first step it runs no line.
-        task.add_done_callback(lambda _: self._bridge.forget(raw.token))
+        # Not in the task itself: cancelled before its first step it runs no line.
+        def over(task: asyncio.Task[None]) -> None:
+            bridge.forget(token)
+            handlers.protocol_over(task)
+
+        task.add_done_callback(over)
 
         def cancelled(_: Event) -> None:
             task.cancel()
 
-        self._bridge.handlers[raw.token] = cancelled
+        bridge.handlers[token] = cancelled
+
+    async def _answer(self, call: InboundCall, raw: _core.InboundCall) -> None:
+        cell = self._cell
+        try:
+            await cell.instance.on_protocol_call(call)
+        except asyncio.CancelledError:
+            if not raw.answered:
+                raw.refuse("cancelled" if raw.cancelled else "actor_stopped")
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
+            if raw.answered or raw.cancelled:
+                # The consumer has gone: nobody is left to tell.
+                _log.debug("%s.on_protocol_call ended after its caller", cell.label, exc_info=error)
+            else:
+                _log.exception("%s.on_protocol_call failed", cell.label)
+                RemoteReply(self._bridge, raw).error(error)
+        finally:
+            if not raw.answered:
+                raw.refuse("protocol", f"{cell.label}.on_protocol_call returned without an answer")
 
     def _deliver(self, call: _core.InboundCall) -> None:
         cell = self._cell

@@ -46,6 +46,33 @@ _OTHER_FEATURES: tuple[tuple[str, object], ...] = (
     ("use_beam_search", False),
     ("web_search_options", None),
 )
+_FEATURES = dict(_OTHER_FEATURES)
+
+# All that is read beside the conversation. Most requests have little of it, and looking for each of them would cost
+# more than reading the JSON.
+_READ = frozenset(_FEATURES) | {
+    "best_of",
+    "chat_template_kwargs",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "min_p",
+    "modalities",
+    "n",
+    "presence_penalty",
+    "reasoning_effort",
+    "repetition_penalty",
+    "response_format",
+    "seed",
+    "stop",
+    "temperature",
+    "tools",
+    "top_k",
+    "top_logprobs",
+    "top_p",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +168,19 @@ class GenerateRequest:
         Raises:
             RequestError: 400 with ``param`` naming the field.
         """
-        read = _Fields(parse_json(body))
+        fields = parse_json(body)
+        if api == "chat.completions" and _READ.isdisjoint(fields):
+            return cls(
+                api="chat.completions",
+                request_id=request_id,
+                deadline=deadline,
+                body=fields,
+                messages=parse_messages(fields.get("messages")),
+                continue_text=continue_text,
+                continue_tokens=continue_tokens,
+                handoff=handoff,
+            )
+        read = _Fields(fields)
         parsed: dict[str, Any] = {}
         least = 1 if api == "chat.completions" else 0
         limit = read.integer("max_completion_tokens", least, 2**63 - 1)
@@ -217,6 +256,14 @@ def _asked(request: GenerateRequest, body: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(asked)
 
 
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")
+
+
+# `json.loads` makes one for each text that is to be read in any way but its own.
+_JSON = json.JSONDecoder(parse_constant=_refuse)
+
+
 def parse_json(body: bytes | memoryview) -> dict[str, Any]:
     """The JSON object of a body.
 
@@ -224,11 +271,9 @@ def parse_json(body: bytes | memoryview) -> dict[str, Any]:
         RequestError: 400; it is none.
     """
 
-    def refuse(word: str) -> NoReturn:
-        raise ValueError(f"{word} is no JSON number")
-
+    data = bytes(body)
     try:
-        parsed = json.loads(bytes(body), parse_constant=refuse)
+        parsed = _JSON.decode(data.decode(json.detect_encoding(data), "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise RequestError(
             400, f"the request body is not valid JSON: {str(error)[:200]}", code="invalid_json"
@@ -343,9 +388,8 @@ class _Fields:
         return args
 
     def other_features(self) -> frozenset[str]:
-        asked = {
-            name for name, nothing in _OTHER_FEATURES if self.body.get(name) is not None and self.body[name] != nothing
-        }
+        given = self.body.keys() & _FEATURES.keys()
+        asked = {name for name in given if self.body[name] is not None and self.body[name] != _FEATURES[name]}
         # Tools that must not be called ask for nothing.
         if self.body.get("tools") and self.body.get("tool_choice") != "none":
             asked.add("tools")

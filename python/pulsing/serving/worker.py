@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_answer, encode_deltas
 from pulsing.core import Actor, Message
 from pulsing.core._actor import cell_of
+from pulsing.serving._deadlines import Deadlines
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._questions import (
     Embeddings,
@@ -35,6 +36,7 @@ from pulsing.serving._questions import (
     parse_tokens,
 )
 from pulsing.serving._request import GenerateRequest
+from pulsing.serving._slots import Slots
 from pulsing.serving._text import StopFilter
 from pulsing.serving._threads import in_daemon_thread
 from pulsing.serving._tracing import Spans
@@ -150,7 +152,9 @@ class Worker(Actor):
         self._detail = ""
         self._loaded = False
         self._load_task: asyncio.Task[None] | None = None
-        self._slots = asyncio.Semaphore(capacity)
+        self._slots = Slots(capacity)
+        self._deadlines = Deadlines()
+        self._answers: frozenset[str] | None = None
         self._running = 0
         self._waiting = 0
         self._processed = 0
@@ -158,6 +162,8 @@ class Worker(Actor):
         # Running requests whose client does not read: the engine waits for it, and not it for the engine.
         self._held = 0
         self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
+        # All of them know already that there is something to report.
+        self._told = False
         self._requests: set[asyncio.Task[Any]] = set()
         self._stopped = False
         self._spans: Spans | None = None
@@ -332,6 +338,9 @@ class Worker(Actor):
     # ---- load ---------------------------------------------------------------------------------------------------
 
     def _load_changed(self) -> None:
+        if self._told:
+            return
+        self._told = True
         for changed in self._watchers.values():
             changed.set()
 
@@ -421,9 +430,11 @@ class Worker(Actor):
         changed = asyncio.Event()
         task = _current_task()
         self._watchers[task] = changed
+        self._told = False
         try:
             while True:
                 changed.clear()
+                self._told = False
                 await call.send(self.load_report().encode())
                 if self._stopped:
                     call.end()
@@ -446,7 +457,7 @@ class Worker(Actor):
         failure: RequestError | None = None
         try:
             work = self._work(call, wire)
-            async with asyncio.timeout(wire.deadline):
+            with self._deadlines.within(wire.deadline):
                 answer = await self._admitted(work)
         except RequestError as error:
             failure = error
@@ -479,7 +490,9 @@ class Worker(Actor):
         Raises:
             RequestError: it cannot be served.
         """
-        if wire.api not in self.apis():
+        if self._answers is None:
+            self._answers = frozenset(self.apis())
+        if wire.api not in self._answers:
             raise RequestError(
                 400,
                 f"the {self.engine} engine does not answer {shown(wire.api)}; it answers {', '.join(self.apis())}",
@@ -502,8 +515,8 @@ class Worker(Actor):
         return lambda: self._stream(call, request)
 
     def _check(self, request: GenerateRequest) -> None:
-        unsupported = sorted(request.needs - self.supports)
-        if unsupported:
+        if not request.needs <= self.supports:
+            unsupported = sorted(request.needs - self.supports)
             raise RequestError(
                 400,
                 f"the {self.engine} engine does not support {', '.join(unsupported)}; leave it out"
@@ -529,22 +542,26 @@ class Worker(Actor):
 
     async def _admitted(self, work: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
         """Wait for a slot, then run the engine."""
-        if self._slots.locked() and self._waiting >= self.max_waiting:
-            raise RequestError(
-                503, f"{self.model} is full: {self._running} requests run and {self._waiting} wait", code="worker_full"
-            )
-        self._waiting += 1
-        self._load_changed()
-        try:
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
+        if not self._slots.take():
+            if self._waiting >= self.max_waiting:
+                raise RequestError(
+                    503,
+                    f"{self.model} is full: {self._running} requests run and {self._waiting} wait",
+                    code="worker_full",
+                )
+            self._waiting += 1
+            self._load_changed()
+            try:
+                await self._slots.wait()
+            finally:
+                self._waiting -= 1
         if self._running <= self._held:
             self.progressed()
         self._running += 1
         self._load_changed()
         try:
-            await self._loaded_first()
+            if not self._loaded:
+                await self._loaded_first()
             answer = await work()
             # Also an answer without pieces is progress.
             self._last_token = time.monotonic()
@@ -570,8 +587,6 @@ class Worker(Actor):
         )
 
     async def _loaded_first(self) -> None:
-        if self._loaded:
-            return
         try:
             # Shielded: the first client going away must not stop the load the second one waits for.
             await asyncio.shield(self._start_loading())
@@ -584,16 +599,20 @@ class Worker(Actor):
         open_choices = set(range(request.choices))
         # `generate` is annotated wider than it is, so that engines may write either; a generator is what they write.
         generated = cast("AsyncGenerator[Delta, None]", self.generate(request))
-        async with contextlib.aclosing(generated) as deltas:
-            async for delta in deltas:
+        try:
+            async for delta in generated:
                 if delta.finish_reason is not None:
                     open_choices.discard(delta.index)
-                self._held += 1
-                try:
-                    await call.send(encode_deltas([delta]))
-                finally:
-                    self._held -= 1
+                item = encode_deltas([delta])
+                if not call.try_send(item):
+                    self._held += 1
+                    try:
+                        await call.send(item)
+                    finally:
+                        self._held -= 1
                 self._last_token = time.monotonic()
+        finally:
+            await generated.aclose()
         if open_choices:
             await call.send(encode_deltas([Delta(index=index, finish_reason="stop") for index in sorted(open_choices)]))
         return None

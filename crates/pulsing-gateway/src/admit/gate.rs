@@ -115,6 +115,7 @@ impl Gate {
     }
 
     /// Waits until a Worker for `model` has room. `tokens` is what the request is expected to cost; it is charged to its key.
+    /// With the ticket comes how long that took.
     ///
     /// # Errors
     /// 503 when the queue is full, or when its turn does not come in time.
@@ -124,11 +125,11 @@ impl Gate {
         client: &Client,
         tokens: f64,
         deadline: Instant,
-    ) -> Result<Ticket, ApiError> {
+    ) -> Result<(Ticket, Duration), ApiError> {
         if self.max == 0 {
             let ticket = self.ticket(model);
             ticket.placed.store(true, Relaxed);
-            return Ok(ticket);
+            return Ok((ticket, Duration::ZERO));
         }
         let cost = client.cost(tokens);
         let (id, turn) = {
@@ -136,11 +137,18 @@ impl Gate {
             let placing = inner.placing.get(model).copied().unwrap_or(0);
             let queued = inner.lanes.get(model).map_or(0, Lane::len);
             if queued == 0 && self.room(model, placing) > 0 {
-                inner.lanes.entry(model.to_owned()).or_default().passed(&client.account);
-                *inner.placing.entry(model.to_owned()).or_default() += 1;
+                // The names are there but for the first time.
+                match inner.lanes.get_mut(model) {
+                    Some(lane) => lane.passed(&client.account),
+                    None => inner.lanes.entry(model.to_owned()).or_default().passed(&client.account),
+                }
+                match inner.placing.get_mut(model) {
+                    Some(placing) => *placing += 1,
+                    None => *inner.placing.entry(model.to_owned()).or_default() += 1,
+                }
                 client.account.charge(cost);
                 drop(inner);
-                return Ok(self.ticket(model));
+                return Ok((self.ticket(model), Duration::ZERO));
             }
             if inner.waiting >= self.max {
                 drop(inner);
@@ -155,9 +163,10 @@ impl Gate {
         };
         self.waiting.notify_one();
         let _leaving = Leaving { gate: self, model, account: &client.account, id };
-        let until = deadline.min(Instant::now() + self.timeout);
+        let since = Instant::now();
+        let until = deadline.min(since + self.timeout);
         match tokio::time::timeout_at(until.into(), turn).await {
-            Ok(Ok(ticket)) => Ok(ticket),
+            Ok(Ok(ticket)) => Ok((ticket, since.elapsed())),
             _ => Err(ApiError::overloaded(
                 format!("every worker for this model is busy; waited {} s for one", self.timeout.as_secs_f64()),
                 self.retry_after(),

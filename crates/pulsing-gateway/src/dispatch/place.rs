@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use pulsing_core::ActorId;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::attempt::{Past, Upstream, lost_too_often};
 use super::resume::Resume;
@@ -55,14 +55,22 @@ impl Placement {
         let mut last_words: Option<String> = None;
         let mut suspects: Vec<(Arc<Worker>, Instant, Fault)> = Vec::new();
         let mut patience = None;
-        let mut versions = self.pool.versions();
+        // Only who has to wait follows the pool's changes.
+        let mut versions = None;
         loop {
-            versions.mark_unchanged();
+            if let Some(versions) = &mut versions {
+                watch::Receiver::mark_unchanged(versions);
+            }
             let ready = self.pool.snapshot().candidates(&job.model, job.api);
             let Some(worker) = self.choose(&ready, &excluded, &job, &task).await else {
                 if let Some(error) = failed.take().or_else(|| refused.take()) {
                     return Err(error);
                 }
+                let Some(versions) = &mut versions else {
+                    // Looks once more, so that no change is missed.
+                    versions = Some(self.pool.versions());
+                    continue;
+                };
                 // Waiting pays only when somebody has just been lost: then another may be coming, or a silent one wakes.
                 let snapshot = self.pool.snapshot();
                 let silent = snapshot.count(State::Silent) > 0;
@@ -112,7 +120,7 @@ impl Placement {
                     None => self.attempt(&worker, &job, &mut task, trial).await.map(Placed::Actor),
                 },
             };
-            job.trail.spent(Stage::Worker, sent);
+            job.trail.spent(Stage::Worker, Some(sent));
             let worker = tried;
             let (error, fault) = match attempt {
                 Ok(placed) => {

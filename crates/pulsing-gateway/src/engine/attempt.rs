@@ -110,13 +110,12 @@ impl Placement {
         let forward =
             Forward { api, headers: &job.headers, request_id: &job.request_id, traceparent: trace.as_deref() };
         let mut fresh = false;
-        let (parts, exchange) = loop {
-            let request = forward.request(endpoint, body.clone()).map_err(Failure::Failed)?;
+        let (head, exchange) = loop {
             let (wire, reused) = endpoint.connection(fresh).await.map_err(|error| {
                 endpoint.forget();
                 Failure::Lost(format!("cannot connect to the engine: {error}"))
             })?;
-            match wire.send(request, endpoint).await {
+            match wire.send(forward.head(endpoint, body.len()), body.clone(), endpoint).await {
                 Ok(answer) => break answer,
                 // The engine may have closed a kept connection at the very moment it was used: no fault of anyone.
                 Err(error) if reused && error.is_silence() => {
@@ -126,7 +125,6 @@ impl Placement {
                 Err(error) => return Err(broke_off(endpoint, &error).await),
             }
         };
-        let head = Head::new(&parts);
         if !head.status.is_success() {
             let failure = self.refused(worker, endpoint, job, &head, exchange).await;
             return match failure {

@@ -63,13 +63,12 @@ impl Endpoint {
     pub(crate) fn host(&self) -> &str {
         self.target.host()
     }
-    /// The value of `Host`.
-    pub(super) fn authority(&self) -> HeaderValue {
-        self.target.authority()
-    }
-    /// `path` below the engine's prefix.
-    pub(super) fn path(&self, path: &str) -> String {
-        format!("{}{path}", self.prefix)
+    /// Writes the first line of a request to `path` below the engine's prefix, and `Host`.
+    pub(super) fn write_line(&self, head: &mut Vec<u8>, path: &str) {
+        let host = self.target.authority();
+        let line =
+            [b"POST ", self.prefix.as_bytes(), path.as_bytes(), b" HTTP/1.1\r\nhost: ", host.as_bytes(), b"\r\n"];
+        line.into_iter().for_each(|part| head.extend_from_slice(part));
     }
     /// The engine's own key, as `Authorization` has it.
     pub(super) fn authorization(&self) -> Option<HeaderValue> {
@@ -158,7 +157,11 @@ mod tests {
             ("http://[::1]:9001/a/", "::1", 9001, "/a/v1/x"),
         ] {
             let endpoint = Endpoint::parse(url).unwrap();
-            assert_eq!((endpoint.target.place(), endpoint.path("/v1/x").as_str()), ((host, port), path), "{url}");
+            assert_eq!(endpoint.target.place(), (host, port), "{url}");
+            let mut line = Vec::new();
+            endpoint.write_line(&mut line, "/v1/x");
+            let line = String::from_utf8(line).unwrap();
+            assert!(line.starts_with(&format!("POST {path} HTTP/1.1\r\nhost: ")), "{url}: {line}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 
 use super::chunks::Chunks;
 use super::endpoint::Endpoint;
@@ -12,6 +12,9 @@ use super::wire::{Wire, WireError};
 
 /// Room for one read of a large body.
 const READ: usize = 256 * 1024;
+
+/// Up to this size a copy costs less than the new room for reading that is needed while somebody holds a part of the old.
+const SMALL: usize = 4 * 1024;
 
 /// Where a body ends.
 pub(super) enum Framing {
@@ -45,7 +48,14 @@ impl Exchange {
                 Framing::Length(left) => {
                     let count = usize::try_from(*left).map_or(wire.read.len(), |left| left.min(wire.read.len()));
                     *left -= count as u64;
-                    (wire.read.split_to(count).freeze(), *left == 0)
+                    let data = if count <= SMALL {
+                        let data = Bytes::copy_from_slice(&wire.read[..count]);
+                        wire.read.advance(count);
+                        data
+                    } else {
+                        wire.read.split_to(count).freeze()
+                    };
+                    (data, *left == 0)
                 }
                 Framing::Chunked(chunks) => match chunks.take(&mut wire.read) {
                     Ok(data) => (data.unwrap_or_default(), chunks.is_complete()),

@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use hyper::StatusCode;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
-use hyper::http::response::Parts;
-use hyper::{Method, Request, StatusCode};
 use pulsing_core::AppError;
 use serde::Deserialize;
 use serde_json::Value;
@@ -37,40 +36,35 @@ pub(super) struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    pub(super) fn request(&self, endpoint: &Endpoint, body: Bytes) -> Result<Request<Bytes>, ApiError> {
-        let impossible = |error: hyper::http::Error| ApiError::worker_fault(format!("no request can be made: {error}"));
-        let mut request = Request::builder()
-            .method(Method::POST)
-            .uri(endpoint.path(self.api.path()))
-            .body(body)
-            .map_err(impossible)?;
-        let headers = request.headers_mut();
-        headers.insert(header::HOST, endpoint.authority());
+    /// The head of the request whose body has `length` bytes.
+    pub(super) fn head(&self, endpoint: &Endpoint, length: usize) -> Vec<u8> {
+        let mut head = Vec::with_capacity(512);
+        endpoint.write_line(&mut head, self.api.path());
+        let mut put = |name: &str, value: &[u8]| {
+            for part in [name.as_bytes(), b": ", value, b"\r\n"] {
+                head.extend_from_slice(part);
+            }
+        };
         for (name, value) in self.headers {
             let extension = name.as_str().starts_with("x-") && !KEPT.contains(name);
             if extension || FORWARDED.contains(name) {
-                headers.append(name, value.clone());
+                put(name.as_str(), value.as_bytes());
             }
         }
         // Clients that post JSON under curl's default type are served by the Router; engines would refuse them.
         let json = self.headers.get(header::CONTENT_TYPE).filter(|value| is_json(value));
-        let json = json.cloned().unwrap_or_else(|| HeaderValue::from_static("application/json"));
-        headers.insert(header::CONTENT_TYPE, json);
-        for (name, value) in [("x-request-id", Some(self.request_id)), ("traceparent", self.traceparent)] {
-            if let Some(value) = value.and_then(|value| HeaderValue::from_str(value).ok()) {
-                headers.insert(HeaderName::from_static(name), value);
-            }
+        put("content-type", json.map_or(&b"application/json"[..], HeaderValue::as_bytes));
+        put("x-request-id", self.request_id.as_bytes());
+        if let Some(traceparent) = self.traceparent {
+            put("traceparent", traceparent.as_bytes());
         }
-        match (endpoint.authorization(), self.headers.get(header::AUTHORIZATION)) {
-            (Some(own), _) => {
-                headers.insert(header::AUTHORIZATION, own);
-            }
-            (None, Some(client)) => {
-                headers.insert(header::AUTHORIZATION, client.clone());
-            }
-            (None, None) => {}
+        let own = endpoint.authorization();
+        if let Some(key) = own.as_ref().or_else(|| self.headers.get(header::AUTHORIZATION)) {
+            put("authorization", key.as_bytes());
         }
-        Ok(request)
+        put("content-length", HeaderValue::from(length).as_bytes());
+        head.extend_from_slice(b"\r\n");
+        head
     }
 }
 
@@ -104,15 +98,9 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    pub(super) fn new(parts: &Parts) -> Self {
-        let mut headers = HeaderMap::with_capacity(4);
-        for (name, value) in &parts.headers {
-            let extension = name.as_str().starts_with("x-") && !KEPT.contains(name);
-            if extension || RETURNED.contains(name) {
-                headers.append(name, value.clone());
-            }
-        }
-        Self { status: parts.status, headers }
+    /// The client is told of such a header. `name` is in lower case.
+    pub(super) fn returns(name: &HeaderName) -> bool {
+        (name.as_str().starts_with("x-") && !KEPT.contains(name)) || RETURNED.contains(name)
     }
     /// Of an answer that no engine gave.
     pub(crate) fn json() -> Self {

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
+use hyper::StatusCode;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
-use hyper::http::response::Parts;
-use hyper::{Request, Response, StatusCode, Version};
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
 use super::chunks::Chunks;
 use super::endpoint::Endpoint;
 use super::exchange::{Exchange, Framing};
+use super::message::Head;
 use crate::dial::Stream;
 
 /// Room for one read.
@@ -74,17 +74,18 @@ impl Wire {
         pin!(self.stream.read_buf(&mut self.read)).poll(cx)
     }
 
-    /// Sends a request and waits for the head of the answer.
+    /// Sends a request, whose `head` tells the length of its `body`, and waits for the head of the answer.
     pub(super) async fn send(
         mut self,
-        request: Request<Bytes>,
+        head: Vec<u8>,
+        body: Bytes,
         endpoint: &Arc<Endpoint>,
-    ) -> Result<(Parts, Exchange), WireError> {
-        let mut sending = Sending { out: written(&request).chain(request.into_body()), failed: None };
+    ) -> Result<(Head, Exchange), WireError> {
+        let mut sending = Sending { out: Bytes::from(head).chain(body), failed: None };
         let answer = poll_fn(|cx| self.poll_answer(cx, &mut sending)).await?;
         // Who answers before it has read everything does not read on, or would take the rest for a request.
         let keep = answer.keep && !sending.out.has_remaining() && sending.failed.is_none();
-        Ok((answer.parts, Exchange::new(self, answer.framing, keep, endpoint)))
+        Ok((answer.head, Exchange::new(self, answer.framing, keep, endpoint)))
     }
 
     fn poll_answer(&mut self, cx: &mut Context<'_>, sending: &mut Sending) -> Poll<Result<Answer, WireError>> {
@@ -161,24 +162,9 @@ impl Sending {
     }
 }
 
-fn written(request: &Request<Bytes>) -> Bytes {
-    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    let mut head = Vec::with_capacity(512);
-    for part in [request.method().as_str(), " ", path, " HTTP/1.1\r\n"] {
-        head.extend_from_slice(part.as_bytes());
-    }
-    for (name, value) in request.headers() {
-        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-            head.extend_from_slice(part);
-        }
-    }
-    head.extend_from_slice(format!("content-length: {}\r\n\r\n", request.body().len()).as_bytes());
-    head.into()
-}
-
 /// The head of an answer.
 struct Answer {
-    parts: Parts,
+    head: Head,
     framing: Framing,
     /// Another request can follow on the same connection.
     keep: bool,
@@ -187,35 +173,39 @@ struct Answer {
 impl Answer {
     fn new(status: StatusCode, response: &httparse::Response<'_, '_>) -> Result<Self, WireError> {
         let bad = |why: &str| WireError::Unreadable(why.to_owned());
-        let (mut parts, ()) = Response::new(()).into_parts();
-        parts.status = status;
-        parts.version = if response.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
-        parts.headers = HeaderMap::with_capacity(response.headers.len());
+        let mut headers = HeaderMap::with_capacity(4);
         for one in response.headers.iter() {
             let name = HeaderName::from_bytes(one.name.as_bytes()).map_err(|_| bad("a header has no name"))?;
             let value = HeaderValue::from_bytes(one.value).map_err(|_| bad("a header has no value"))?;
-            parts.headers.append(name, value);
+            if Head::returns(&name) {
+                headers.append(name, value);
+            }
         }
-        let says = |name: HeaderName, word: &str| {
-            let mut values = parts.headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-            values.any(|value| value.split(',').any(|one| one.trim().eq_ignore_ascii_case(word)))
+        let all = |name: HeaderName| {
+            response.headers.iter().filter(move |one| one.name.eq_ignore_ascii_case(name.as_str())).map(|one| one.value)
         };
-        let mut keep = parts.version == Version::HTTP_11 && !says(header::CONNECTION, "close");
+        let says = |name: HeaderName, word: &str| {
+            all(name).any(|value| {
+                value.split(|byte| *byte == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
+            })
+        };
+        let mut keep = response.version != Some(0) && !says(header::CONNECTION, "close");
         let framing = if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
             Framing::Length(0)
         } else if says(header::TRANSFER_ENCODING, "chunked") {
             // With two lengths at once a proxy in between may see another end than we do.
-            keep &= !parts.headers.contains_key(header::CONTENT_LENGTH);
+            keep &= all(header::CONTENT_LENGTH).next().is_none();
             Framing::Chunked(Chunks::default())
-        } else if let Some(first) = parts.headers.get(header::CONTENT_LENGTH) {
-            let same = parts.headers.get_all(header::CONTENT_LENGTH).iter().all(|other| other == first);
-            let digits = first.to_str().ok().filter(|text| same && text.bytes().all(|byte| byte.is_ascii_digit()));
+        } else if let Some(first) = all(header::CONTENT_LENGTH).next() {
+            let same = all(header::CONTENT_LENGTH).all(|other| other == first);
+            let digits =
+                std::str::from_utf8(first).ok().filter(|text| same && text.bytes().all(|byte| byte.is_ascii_digit()));
             Framing::Length(digits.and_then(|text| text.parse().ok()).ok_or_else(|| bad("its length is no number"))?)
         } else {
             keep = false;
             Framing::UntilClosed
         };
-        Ok(Self { parts, framing, keep })
+        Ok(Self { head: Head { status, headers }, framing, keep })
     }
 }
 
@@ -247,9 +237,8 @@ mod tests {
         });
         let endpoint = Arc::new(Endpoint::parse(&url).expect("a URL"));
         let (wire, _) = endpoint.connection(true).await?;
-        let request =
-            Request::post("/v1/x").header("host", "h").body(Bytes::from(vec![b'x'; body])).expect("a request");
-        let (parts, mut exchange) = wire.send(request, &endpoint).await?;
+        let head = format!("POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: {body}\r\n\r\n");
+        let (head, mut exchange) = wire.send(head.into(), vec![b'x'; body].into(), &endpoint).await?;
         let mut read = Vec::new();
         while let Some(data) = exchange.data().await {
             read.extend_from_slice(&data?);
@@ -257,7 +246,7 @@ mod tests {
         let kept = endpoint.connection(false).await.is_ok_and(|(_, reused)| reused);
         drop(exchange);
         engine.abort();
-        Ok((parts.status.as_u16(), read, kept))
+        Ok((head.status.as_u16(), read, kept))
     }
     fn said(text: &str) -> Vec<u8> {
         text.as_bytes().to_vec()

@@ -1,13 +1,15 @@
 //! Reading a request body within limits.
 
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hyper::Request;
 use hyper::body::{Body as _, Incoming};
 use hyper::header;
+use tokio::time::error::Elapsed;
 
 use crate::api::ApiError;
 
@@ -38,7 +40,7 @@ pub(super) async fn read(
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
     loop {
-        let data = match tokio::time::timeout(pause, next(&mut body)).await {
+        let data = match next_within(&mut body, pause).await {
             Err(_) => return Err(ApiError::slow_body()),
             Ok(None) => break,
             Ok(Some(Err(error))) => {
@@ -62,6 +64,25 @@ pub(super) async fn read(
         }
     }
     Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+/// The next data, unless they do not come within `pause`.
+async fn next_within(body: &mut Incoming, pause: Duration) -> Result<Option<Result<Bytes, hyper::Error>>, Elapsed> {
+    // A body that came with its head is handed over when it was asked for once: it needs no timer.
+    let mut asked = false;
+    let soon = poll_fn(|cx| match pin!(next(body)).poll(cx) {
+        Poll::Ready(data) => Poll::Ready(Some(data)),
+        Poll::Pending if asked => Poll::Ready(None),
+        Poll::Pending => {
+            asked = true;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    });
+    match soon.await {
+        Some(data) => Ok(data),
+        None => tokio::time::timeout(pause, next(body)).await,
+    }
 }
 
 async fn next(body: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {

@@ -9,6 +9,7 @@ use super::cors::Allowed;
 use crate::admit::Rate;
 use crate::api::ApiError;
 use crate::engine::Head;
+use crate::ids;
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -141,7 +142,6 @@ pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
     };
     match headers.get(REQUEST_ID).filter(usable) {
         Some(value) => value.clone(),
-        None => HeaderValue::from_str(&format!("req-{:032x}", rand::random::<u128>()))
-            .unwrap_or_else(|_| HeaderValue::from_static("req-0")),
+        None => HeaderValue::try_from(ids::fresh("req-")).unwrap_or_else(|_| HeaderValue::from_static("req-0")),
     }
 }

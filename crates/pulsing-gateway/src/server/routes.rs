@@ -17,12 +17,13 @@ use super::events::EventStream;
 use super::peer::Peer;
 use super::track::Tracker;
 use super::{Core, receive, respond};
-use crate::admit::Rate;
+use crate::admit::{Client, Rate};
 use crate::api::{self, Api, ApiError, Collector, Envelope, Parsed, Translated, Writer};
 use crate::config::GatewayConfig;
 use crate::dispatch::{Job, Native, Piece, Source};
 use crate::engine::{Head, Whole, usage_in};
 use crate::explain;
+use crate::ids;
 use crate::metrics::Route;
 use crate::picker::PickRequest;
 use crate::pool::State;
@@ -111,20 +112,19 @@ fn route_of(api: Api) -> Route {
 }
 
 /// Answers one request; every outcome is a response.
-pub(super) async fn handle(core: Arc<Core>, peer: Arc<Peer>, mut request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn handle(core: Arc<Core>, peer: Arc<Peer>, request: Request<Incoming>) -> Response<Body> {
     let cors = Allowed::new(&core.placement.config.cors_origins, request.headers());
     let request_id = respond::request_id(request.headers());
     let is_head = request.method() == Method::HEAD;
     let endpoint = Endpoint::of(request.uri().path());
     let route = endpoint.as_ref().map_or(Route::Other, Endpoint::route);
     let mut rate = None;
-    request.extensions_mut().insert(Arc::clone(&peer));
     let answered = match endpoint {
         None => Err(ApiError::unknown_path(request.method().as_str(), request.uri().path())),
         Some(endpoint) if request.method() == Method::OPTIONS => {
             Ok(respond::preflight(endpoint.allow(), request.headers(), &cors))
         }
-        Some(endpoint) => enter(&core, endpoint, request, &request_id, &mut rate).await,
+        Some(endpoint) => enter(&core, &peer, endpoint, request, &request_id, &mut rate).await,
     };
     let mut response = answered.unwrap_or_else(|error| respond::error(&error));
     core.placement.metrics.request(route, response.status().as_u16());
@@ -139,16 +139,23 @@ pub(super) async fn handle(core: Arc<Core>, peer: Arc<Peer>, mut request: Reques
 /// Lets a request in: who asks, how, and how often. All of it before the body is read.
 async fn enter(
     core: &Arc<Core>,
+    peer: &Arc<Peer>,
     endpoint: Endpoint,
     mut request: Request<Incoming>,
     request_id: &HeaderValue,
     rate: &mut Option<Rate>,
 ) -> Result<Response<Body>, ApiError> {
-    if let Err(error) = check(core, &endpoint, &mut request, rate) {
-        receive::skip(request).await;
-        return Err(error);
+    let client = match check(core, &endpoint, &mut request, rate) {
+        Ok(client) => client,
+        Err(error) => {
+            receive::skip(request).await;
+            return Err(error);
+        }
+    };
+    match (endpoint, client) {
+        (Endpoint::Generate(api), Some(client)) => generate(core, api, request, request_id, client, peer).await,
+        (endpoint, _) => answer(core, endpoint, request).await,
     }
-    answer(core, endpoint, request, request_id).await
 }
 
 fn check(
@@ -156,7 +163,7 @@ fn check(
     endpoint: &Endpoint,
     request: &mut Request<Incoming>,
     rate: &mut Option<Rate>,
-) -> Result<(), ApiError> {
+) -> Result<Option<Client>, ApiError> {
     let limit = core.placement.config.max_header_bytes;
     let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
     if headers.sum::<usize>() > limit {
@@ -175,7 +182,7 @@ fn check(
     if !fits {
         return Err(ApiError::method_not_allowed(method.as_str(), endpoint.allow()));
     }
-    if let Some(client) = client {
+    if let Some(client) = &client {
         if method == Method::POST {
             let counted;
             (*rate, counted) = client.count();
@@ -186,13 +193,12 @@ fn check(
         {
             trail.note(|notes| notes.key = Some(client.account.name().to_owned()));
         }
-        request.extensions_mut().insert(client);
     }
     if core.door.is_locked() {
         // It is this Router's key, and no engine's.
         request.headers_mut().remove(header::AUTHORIZATION);
     }
-    Ok(())
+    Ok(client)
 }
 
 /// A response to HEAD says how long the body would be, and has none.
@@ -204,16 +210,12 @@ fn strip_body(response: &mut Response<Body>) {
     *response.body_mut() = Body::empty();
 }
 
-async fn answer(
-    core: &Arc<Core>,
-    endpoint: Endpoint,
-    request: Request<Incoming>,
-    request_id: &HeaderValue,
-) -> Result<Response<Body>, ApiError> {
+async fn answer(core: &Arc<Core>, endpoint: Endpoint, request: Request<Incoming>) -> Result<Response<Body>, ApiError> {
     let config = &core.placement.config;
     let snapshot = core.placement.pool.snapshot();
     Ok(match endpoint {
-        Endpoint::Generate(api) => return generate(core, api, request, request_id).await,
+        // Open to nobody who was not named at the door.
+        Endpoint::Generate(_) => return Err(ApiError::unauthorized(false)),
         Endpoint::Stored => {
             receive::skip(request).await;
             return Err(ApiError::not_stored());
@@ -298,8 +300,10 @@ async fn generate(
     api: Api,
     request: Request<Incoming>,
     request_id: &HeaderValue,
+    client: Client,
+    peer: &Arc<Peer>,
 ) -> Result<Response<Body>, ApiError> {
-    let mut tracker = match Tracker::admit(core, route_of(api), &request) {
+    let mut tracker = match Tracker::admit(core, route_of(api), &request, client, peer) {
         Ok(tracker) => tracker,
         Err(error) => {
             receive::skip(request).await;
@@ -385,10 +389,10 @@ async fn run(
     let deadline = tracker.started + config.request_timeout;
     let (head, body) = request.into_parts();
     let expects_continue = head.headers.contains_key(header::EXPECT);
-    let sending = Instant::now();
+    let sending = tracker.trail.clock();
     let body = receive::read(body, config.max_body, config.body_timeout, expects_continue).await?;
     tracker.trail.spent(Stage::Body, sending);
-    let parsing = Instant::now();
+    let parsing = tracker.trail.clock();
     let Asked { translated, native, body, mut parsed, prefix, pick } = if body.len() > LARGE {
         let core = Arc::clone(core);
         let asked = tokio::task::spawn_blocking(move || read(&core, api, body)).await;
@@ -405,7 +409,7 @@ async fn run(
         return Err(ApiError::unsupported_endpoint(&model, api.path(), &workers));
     }
     tracker.trail.spent(Stage::Parse, parsing);
-    let queued = Instant::now();
+    let queued = tracker.trail.clock();
     tracker.queue(&model, body.len(), deadline).await?;
     tracker.trail.spent(Stage::Queue, queued);
     tracker.trail.note(|notes| {
@@ -443,7 +447,7 @@ async fn run(
                 }
             }
             if let Some(begun) = begun {
-                tracker.trail.spent(Stage::Worker, begun);
+                tracker.trail.spent(Stage::Worker, Some(begun));
             }
             Ok(None)
         };
@@ -559,7 +563,7 @@ fn answer_id(api: Api) -> String {
         Api::Responses => "resp_",
         _ => "cmpl-",
     };
-    format!("{prefix}{:032x}", rand::random::<u128>())
+    ids::fresh(prefix)
 }
 
 fn unix_now() -> u64 {

@@ -47,9 +47,14 @@ impl Tracker {
     /// # Errors
     /// 429 when all places of the client's key are taken, 503 when the house is full. Costs next to nothing: the body has
     /// not been read.
-    pub(super) fn admit<B>(core: &Arc<Core>, route: Route, request: &Request<B>) -> Result<Self, ApiError> {
-        let client = request.extensions().get::<Client>().cloned().ok_or_else(|| ApiError::unauthorized(false))?;
-        let peer = request.extensions().get::<Arc<Peer>>().map(|peer| (Arc::clone(peer), request.version()));
+    pub(super) fn admit<B>(
+        core: &Arc<Core>,
+        route: Route,
+        request: &Request<B>,
+        client: Client,
+        peer: &Arc<Peer>,
+    ) -> Result<Self, ApiError> {
+        let peer = Some((Arc::clone(peer), request.version()));
         let place = client.enter()?;
         let limit = core.placement.config.max_requests;
         let mut tracker = Self {
@@ -90,15 +95,14 @@ impl Tracker {
     pub(super) async fn queue(&mut self, model: &str, body: usize, deadline: Instant) -> Result<(), ApiError> {
         self.waiting = self.peer.take().and_then(|(peer, version)| Waiting::new(peer, version));
         self.expected = body as f64 / BYTES_A_TOKEN;
-        let since = Instant::now();
-        let ticket = self.core.gate.enter(model, &self.client, self.expected, deadline).await;
-        let ticket = ticket.inspect_err(|_| {
+        let entered = self.core.gate.enter(model, &self.client, self.expected, deadline).await;
+        let (ticket, waited) = entered.inspect_err(|_| {
             self.core.placement.metrics.rejected.fetch_add(1, Relaxed);
         })?;
         let metrics = &self.core.placement.metrics;
-        metrics.queued(since.elapsed());
+        metrics.queued(waited);
         self.model = Some(metrics.model(model));
-        self.trail.note(|notes| notes.queued = Some(since.elapsed()));
+        self.trail.note(|notes| notes.queued = Some(waited));
         self.trail.let_through(ticket);
         Ok(())
     }
