@@ -6,8 +6,9 @@ mod common;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{Ask, Client, FakeCluster, fail, get, post, send, until};
+use common::{Ask, Client, FakeCluster, FakeWorker, fail, get, post, send, until};
 use pulsing_core::StreamSink;
+use pulsing_gateway::Gateway;
 use pulsing_gateway::protocol::{Delta, Usage};
 
 const ROUNDS: usize = 10_000;
@@ -61,6 +62,27 @@ async fn finish(stream: StreamSink, words: u32) {
     let usage = Usage { prompt_tokens: 1, completion_tokens: words, cached_tokens: 0 };
     send(&stream, vec![Delta { finish_reason: "stop".into(), usage: Some(usage), ..Delta::default() }]).await;
     stream.end();
+}
+
+/// Has a worker be silent with requests on it until they are taken back: the rounds of a quick machine are over before
+/// anybody was silent for long enough.
+async fn fall_silent(gateway: &Gateway, worker: &FakeWorker) {
+    worker.hush(true);
+    let end = Instant::now() + Duration::from_secs(20);
+    let mut open = Vec::new();
+    while get(gateway, "/metrics").await.body.contains("pulsing_router_retries_total{reason=\"taken_back\"} 0\n") {
+        assert!(Instant::now() < end, "a silent worker keeps its requests");
+        if open.len() < 16 {
+            let body = r#"{"messages":[{"content":"hang"}],"temperature":0}"#;
+            let head =
+                format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+            let mut client = Client::connect(gateway).await;
+            client.write(format!("{head}{body}").as_bytes()).await;
+            open.push(client);
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    worker.hush(false);
 }
 
 #[tokio::test]
@@ -134,6 +156,7 @@ async fn test_s4_ten_thousand_clients_that_leave_at_any_stage_leave_nothing_behi
         assert!(Instant::now() < end, "something is still held: {routing}\n{metrics}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    fall_silent(&gateway, &workers[0]).await;
     // Every stage was met.
     let metrics = get(&gateway, "/metrics").await.body;
     let count = |name: &str| -> u64 {
