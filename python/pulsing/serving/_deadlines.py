@@ -16,9 +16,10 @@ _LOOK = 0.01
 class Deadlines:
     """Cancels what runs for longer than it may."""
 
-    __slots__ = ("_limits", "_look_at", "_timer")
+    __slots__ = ("_limits", "_look_at", "_loop", "_timer")
 
     def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._limits: set[Limit] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = 0.0
@@ -29,6 +30,13 @@ class Deadlines:
         For the task that enters it, as ``asyncio.timeout`` is.
         """
         return Limit(self, seconds)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of all that is looked after: the one that ran when it was asked for first."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     def watch(self, limit: Limit) -> None:
         """Looks after one from now on."""
@@ -44,11 +52,11 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._look_at = due
-        self._timer = asyncio.get_running_loop().call_at(due, self._look)
+        self._timer = self.loop.call_at(due, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        now = asyncio.get_running_loop().time()
+        now = self.loop.time()
         for limit in [limit for limit in self._limits if limit.due <= now]:
             self._limits.discard(limit)
             limit.expire()
@@ -74,7 +82,7 @@ class Limit:
     def __enter__(self) -> None:
         if self._seconds is None:
             return
-        loop = asyncio.get_running_loop()
+        loop = self._deadlines.loop
         task = asyncio.current_task(loop)
         assert task is not None  # requests run in tasks
         self._task = task

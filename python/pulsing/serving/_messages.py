@@ -35,7 +35,17 @@ def parse_messages(value: object) -> tuple[Mapping[str, Any], ...]:
         raise RequestError(400, f"messages must be a list of objects, not {shown(value)}", "messages")
     if not value:
         raise RequestError(400, "messages is empty: give at least one message", "messages")
-    return tuple(_message(item, f"messages[{at}]") for at, item in enumerate(value))
+    return tuple([_plain(item) or _message(item, f"messages[{at}]") for at, item in enumerate(value)])
+
+
+def _plain(value: object) -> dict[str, Any] | None:
+    """A message that is a role and a text, as nearly all are; None for any other, and for what has to be looked at."""
+    if not isinstance(value, dict) or len(value) != 2:
+        return None
+    role, content = value.get("role"), value.get("content")
+    if isinstance(role, str) and role in _ROLES and isinstance(content, str) and content.isascii():
+        return {"role": _ROLES[role], "content": content}
+    return None
 
 
 def _message(value: object, where: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ impl Forward<'_> {
 }
 
 fn is_json(value: &HeaderValue) -> bool {
-    value.to_str().is_ok_and(|text| text.to_ascii_lowercase().contains("json"))
+    value == "application/json" || value.to_str().is_ok_and(|text| text.to_ascii_lowercase().contains("json"))
 }
 
 /// Puts `model` in place of whatever stands at `at`, or first in the object when nothing does. All other bytes stay.
@@ -113,6 +113,9 @@ impl Head {
         let Some(value) = self.headers.get(header::CONTENT_TYPE) else {
             return stream.then(|| "nothing that says what it is".to_owned());
         };
+        if value == if stream { "text/event-stream" } else { "application/json" } {
+            return None;
+        }
         let text = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
         let kind = text.split(';').next().unwrap_or_default().trim();
         let fits = match stream {
