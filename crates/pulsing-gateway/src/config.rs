@@ -55,6 +55,8 @@ pub struct GatewayConfig {
     pub max_body: usize,
     /// Requests in the house at once, running or waiting; more are refused with 503 (S6). Default 4096.
     pub max_requests: usize,
+    /// Requests whose bodies are being received; they are not in the house yet, and more are refused with 503. Default 4096.
+    pub max_receiving: usize,
     /// Limit of one request from arrival to its last byte. Default 600 s, the openai clients' own limit.
     #[serde(deserialize_with = "seconds")]
     pub request_timeout: Duration,
@@ -139,6 +141,7 @@ impl Default for GatewayConfig {
             picker_limit: Duration::from_millis(50),
             max_body: 64 << 20,
             max_requests: 4096,
+            max_receiving: 4096,
             request_timeout: Duration::from_secs(600),
             header_timeout: Duration::from_secs(120),
             body_timeout: Duration::from_secs(30),

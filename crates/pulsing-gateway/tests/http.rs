@@ -338,6 +338,65 @@ async fn a_full_house_refuses_before_the_body_and_gives_places_back() {
 }
 
 #[tokio::test]
+async fn who_sends_slowly_takes_nobodys_place_in_the_house() {
+    let cluster = FakeCluster::new();
+    let worker = cluster.worker(hello);
+    let gateway = cluster
+        .gateway(|config| {
+            config.max_requests = 2;
+            config.max_receiving = 8;
+        })
+        .await;
+    let mut slow = Vec::new();
+    for _ in 0..7 {
+        let mut client = Client::connect(&gateway).await;
+        let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", CHAT.len());
+        client.write(format!("{head}{}", &CHAT[..9]).as_bytes()).await;
+        slow.push(client);
+    }
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while !get(&gateway, "/metrics").await.body.contains("pulsing_router_receiving 7\n") {
+        assert!(std::time::Instant::now() < end, "they are not counted");
+    }
+    for _ in 0..4 {
+        assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
+    }
+    // One more, and there is no place left before the door.
+    let mut last = Client::connect(&gateway).await;
+    last.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{").await;
+    while !get(&gateway, "/metrics").await.body.contains("pulsing_router_receiving 8\n") {
+        assert!(std::time::Instant::now() < end, "it is not counted");
+    }
+    let refused = post(&gateway, "/v1/chat/completions", CHAT).await;
+    assert!(refused.status == 503 && refused.body.contains("receives 8 requests"), "{}", refused.body);
+    // All bodies at once: no more of them are in the house than it has places for, and each gets an answer.
+    drop(last);
+    for client in &mut slow {
+        client.write(&CHAT.as_bytes()[9..]).await;
+    }
+    let mut served = 0;
+    for mut client in slow {
+        let response = client.response(true).await;
+        assert!([200, 503].contains(&response.status), "{}", response.body);
+        served += usize::from(response.status == 200);
+    }
+    assert!(served >= 2 && worker.asked() == 4 + served);
+    while !get(&gateway, "/metrics").await.body.contains("pulsing_router_receiving 0\n") {
+        assert!(std::time::Instant::now() < end, "places are still taken");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_comes_byte_by_byte_has_as_long_as_its_request() {
+    let cluster = FakeCluster::new();
+    cluster.worker(hello);
+    let gateway = cluster.gateway(|config| config.request_timeout = Duration::from_millis(100)).await;
+    let mut client = Client::connect(&gateway).await;
+    client.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{").await;
+    assert_eq!(client.response(true).await.status, 408);
+}
+
+#[tokio::test]
 async fn shutdown_lets_a_stream_finish_and_takes_nobody_new() {
     let cluster = FakeCluster::new();
     let (go, wait) = tokio::sync::watch::channel(false);

@@ -61,6 +61,7 @@ class RouterSettings(TypedDict, total=False):
     cache_index: int | str | None
     debug_routing: bool | None
     max_requests: int | None
+    max_receiving: int | None
     max_body: int | str | None
     request_timeout: float | None
     header_timeout: float | None
@@ -208,6 +209,12 @@ SETTINGS: tuple[RouterSetting, ...] = (
     ),
     _count(
         "max_requests", 4096, "requests", "requests in the house at once, running or waiting; more are answered 503"
+    ),
+    _count(
+        "max_receiving",
+        4096,
+        "requests",
+        "requests whose bodies are being received, beside those in the house; more are answered 503",
     ),
     _size("max_body", 64 << 20, "largest request body; a larger one is answered 413"),
     _seconds("request_timeout", 600.0, "how long one request may take from arrival to its last byte"),

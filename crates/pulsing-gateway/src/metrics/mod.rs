@@ -76,6 +76,8 @@ pub(crate) enum Retry {
 pub(crate) struct Gauges {
     /// Requests being served or waiting.
     pub(crate) in_flight: usize,
+    /// Requests whose bodies are being received.
+    pub(crate) receiving: usize,
     /// Requests that wait.
     pub(crate) queued: usize,
     /// Lines of the access log that were not written.
@@ -204,6 +206,12 @@ impl Metrics {
             let _ = writeln!(out, "{name} {value}");
         };
         one("pulsing_router_in_flight", "gauge", "Generation requests being served.", now.in_flight as u64);
+        one(
+            "pulsing_router_receiving",
+            "gauge",
+            "Generation requests whose bodies are being received.",
+            now.receiving as u64,
+        );
         one(
             "pulsing_router_queued_requests",
             "gauge",

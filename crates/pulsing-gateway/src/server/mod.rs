@@ -47,6 +47,8 @@ pub(crate) struct Core {
     exporter: Option<Exporter>,
     /// Generation requests in the house.
     in_flight: Arc<AtomicUsize>,
+    /// And those before its door, whose bodies are being received.
+    receiving: AtomicUsize,
     /// Unix time in seconds.
     started: u64,
     closing: watch::Sender<bool>,
@@ -58,6 +60,7 @@ impl Core {
     fn gauges(&self) -> Gauges {
         Gauges {
             in_flight: self.in_flight.load(Acquire),
+            receiving: self.receiving.load(Acquire),
             queued: self.gate.waiting(),
             lost_lines: self.access_log.as_ref().map_or(0, AccessLog::dropped),
             lost_spans: self.exporter.as_ref().map_or(0, Exporter::dropped),
@@ -102,6 +105,7 @@ impl Gateway {
         for (name, zero) in [
             ("max_body", config.max_body == 0),
             ("max_requests", config.max_requests == 0),
+            ("max_receiving", config.max_receiving == 0),
             ("max_headers", config.max_headers == 0),
             ("max_header_bytes", config.max_header_bytes == 0),
             ("max_attempts", config.max_attempts == 0),
@@ -170,6 +174,7 @@ impl Gateway {
             access_log,
             exporter,
             in_flight: Arc::default(),
+            receiving: AtomicUsize::default(),
             started,
             closing: watch::Sender::new(false),
             cutting: watch::Sender::new(false),

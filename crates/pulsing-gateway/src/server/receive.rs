@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use hyper::Request;
@@ -19,14 +19,24 @@ const DISCARD: Duration = Duration::from_secs(5);
 /// And how much of it.
 const DISCARD_BYTES: usize = 256 << 20;
 
+/// What a body may take.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// Bytes.
+    pub(super) size: usize,
+    /// Between two pieces.
+    pub(super) pause: Duration,
+    /// When all of it has to be there: who sends a byte now and then never pauses for too long.
+    pub(super) end: Instant,
+}
+
 /// The whole body.
 ///
 /// # Errors
-/// 413 above `limit` bytes, 408 when it pauses for longer than `pause`, 400 when it breaks off.
+/// 413 for one that is too large, 408 for one that comes too slowly, 400 when it breaks off.
 pub(super) async fn read(
     mut body: Incoming,
-    limit: usize,
-    pause: Duration,
+    Limits { size: limit, pause, end }: Limits,
     expects_continue: bool,
 ) -> Result<Bytes, ApiError> {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
@@ -40,7 +50,7 @@ pub(super) async fn read(
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
     loop {
-        let data = match next_within(&mut body, pause).await {
+        let data = match next_within(&mut body, pause, end).await {
             Err(_) => return Err(ApiError::slow_body()),
             Ok(None) => break,
             Ok(Some(Err(error))) => {
@@ -66,8 +76,12 @@ pub(super) async fn read(
     Ok(if rest.is_empty() { first } else { rest.freeze() })
 }
 
-/// The next data, unless they do not come within `pause`.
-async fn next_within(body: &mut Incoming, pause: Duration) -> Result<Option<Result<Bytes, hyper::Error>>, Elapsed> {
+/// The next data, unless they do not come within `pause`, or before `end`.
+async fn next_within(
+    body: &mut Incoming,
+    pause: Duration,
+    end: Instant,
+) -> Result<Option<Result<Bytes, hyper::Error>>, Elapsed> {
     // A body that came with its head is handed over when it was asked for once: it needs no timer.
     let mut asked = false;
     let soon = poll_fn(|cx| match pin!(next(body)).poll(cx) {
@@ -81,7 +95,7 @@ async fn next_within(body: &mut Incoming, pause: Duration) -> Result<Option<Resu
     });
     match soon.await {
         Some(data) => Ok(data),
-        None => tokio::time::timeout(pause, next(body)).await,
+        None => tokio::time::timeout_at((Instant::now() + pause).min(end).into(), next(body)).await,
     }
 }
 

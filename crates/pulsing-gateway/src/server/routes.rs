@@ -390,7 +390,9 @@ async fn run(
     let (head, body) = request.into_parts();
     let expects_continue = head.headers.contains_key(header::EXPECT);
     let sending = tracker.trail.clock();
-    let body = receive::read(body, config.max_body, config.body_timeout, expects_continue).await?;
+    let limits = receive::Limits { size: config.max_body, pause: config.body_timeout, end: deadline };
+    let body = receive::read(body, limits, expects_continue).await?;
+    tracker.received()?;
     tracker.trail.spent(Stage::Body, sending);
     let parsing = tracker.trail.clock();
     let Asked { translated, native, body, mut parsed, prefix, pick } = if body.len() > LARGE {

@@ -1,7 +1,7 @@
 //! What a request leaves behind, however it ends.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::time::Instant;
 
 use hyper::{Request, Version};
@@ -17,9 +17,19 @@ use crate::trail::Trail;
 /// English text has about four bytes a token: what a request costs its key until its tokens are known.
 const BYTES_A_TOKEN: f64 = 4.0;
 
+/// Where a request counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// Before the door, until its body is there: who sends slowly takes nobody's place in the house.
+    Door,
+    /// In the house.
+    House,
+}
+
 /// A place in the house (S6) and the numbers of one request. Dropped before the end, it counts a client that left.
 pub(crate) struct Tracker {
     core: Arc<Core>,
+    at: At,
     route: Route,
     pub(super) started: Instant,
     pub(super) client: Client,
@@ -42,10 +52,10 @@ pub(crate) struct Tracker {
 }
 
 impl Tracker {
-    /// Takes a place.
+    /// Takes a place before the door.
     ///
     /// # Errors
-    /// 429 when all places of the client's key are taken, 503 when the house is full. Costs next to nothing: the body has
+    /// 429 when all places of the client's key are taken, 503 when the house is full, or all places before it. Costs next to nothing: the body has
     /// not been read.
     pub(super) fn admit<B>(
         core: &Arc<Core>,
@@ -56,9 +66,9 @@ impl Tracker {
     ) -> Result<Self, ApiError> {
         let peer = Some((Arc::clone(peer), request.version()));
         let place = client.enter()?;
-        let limit = core.placement.config.max_requests;
         let mut tracker = Self {
             core: Arc::clone(core),
+            at: At::Door,
             route,
             started: Instant::now(),
             client,
@@ -73,11 +83,14 @@ impl Tracker {
             waiting: None,
             _place: place,
         };
-        let full = if core.in_flight.fetch_add(1, AcqRel) < limit {
-            core.gate.check().err()
-        } else {
-            let why = format!("it holds {limit} requests already; try again later");
+        let config = &core.placement.config;
+        let full = if core.receiving.fetch_add(1, AcqRel) >= config.max_receiving {
+            let why = format!("it receives {} requests already; try again later", config.max_receiving);
             Some(ApiError::overloaded(why, core.gate.retry_after()))
+        } else if core.in_flight.load(Acquire) >= config.max_requests {
+            Some(tracker.full_house())
+        } else {
+            core.gate.check().err()
         };
         match full {
             None => Ok(tracker),
@@ -87,6 +100,24 @@ impl Tracker {
                 Err(error)
             }
         }
+    }
+    fn full_house(&self) -> ApiError {
+        let limit = self.core.placement.config.max_requests;
+        let why = format!("it holds {limit} requests already; try again later");
+        ApiError::overloaded(why, self.core.gate.retry_after())
+    }
+    /// Takes a place in the house: the body is there.
+    ///
+    /// # Errors
+    /// 503 when the house has filled up meanwhile.
+    pub(super) fn received(&mut self) -> Result<(), ApiError> {
+        self.core.receiving.fetch_sub(1, AcqRel);
+        self.at = At::House;
+        if self.core.in_flight.fetch_add(1, AcqRel) < self.core.placement.config.max_requests {
+            return Ok(());
+        }
+        self.core.placement.metrics.rejected.fetch_add(1, Relaxed);
+        Err(self.full_house())
     }
     /// Waits until a Worker has room for a request of `body` bytes, all of which are there.
     ///
@@ -176,8 +207,15 @@ impl Tracker {
 
 impl Drop for Tracker {
     fn drop(&mut self) {
-        self.core.in_flight.fetch_sub(1, AcqRel);
-        self.core.gate.ended();
+        match self.at {
+            At::Door => {
+                self.core.receiving.fetch_sub(1, AcqRel);
+            }
+            At::House => {
+                self.core.in_flight.fetch_sub(1, AcqRel);
+                self.core.gate.ended();
+            }
+        }
         if self.over {
             return;
         }
