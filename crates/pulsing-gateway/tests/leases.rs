@@ -108,6 +108,7 @@ async fn test_s4_ten_thousand_clients_that_leave_at_any_stage_leave_nothing_behi
         .await;
     let mut dice = Dice(7);
     let mut open: Vec<Client> = Vec::new();
+    let mut taken_back = false;
     for round in 0..ROUNDS {
         let stage = ["plain", "hang", "halt", "poison", "plain", "plain"][dice.below(6) as usize];
         let body = format!(
@@ -130,7 +131,15 @@ async fn test_s4_ten_thousand_clients_that_leave_at_any_stage_leave_nothing_behi
             let worker = &workers[dice.below(4) as usize];
             match dice.below(4) {
                 0 => worker.die(),
-                1 => worker.hush(true),
+                1 => {
+                    worker.hush(true);
+                    // However fast the rounds go, what a silent one has is taken back at least once.
+                    let end = Instant::now() + Duration::from_secs(1);
+                    while !taken_back && Instant::now() < end {
+                        let metrics = get(&gateway, "/metrics").await.body;
+                        taken_back = !metrics.contains("pulsing_router_retries_total{reason=\"taken_back\"} 0\n");
+                    }
+                }
                 _ => workers.iter().for_each(|worker| {
                     worker.revive();
                     worker.hush(false);
@@ -149,7 +158,12 @@ async fn test_s4_ten_thousand_clients_that_leave_at_any_stage_leave_nothing_behi
         let metrics = get(&gateway, "/metrics").await.body;
         let routing = get(&gateway, "/v1/_routing").await.json();
         let held = routing["workers"].as_array().unwrap().iter().map(|one| one["in_flight"].as_u64().unwrap());
-        let free = ["pulsing_router_in_flight 0\n", "pulsing_router_queued_requests 0\n", "{state=\"ready\"} 4\n"];
+        let free = [
+            "pulsing_router_in_flight 0\n",
+            "pulsing_router_receiving 0\n",
+            "pulsing_router_queued_requests 0\n",
+            "{state=\"ready\"} 4\n",
+        ];
         if free.iter().all(|line| metrics.contains(line)) && held.sum::<u64>() == 0 {
             break;
         }
