@@ -146,7 +146,8 @@ KINDS = [name for name in vars(Scene) if not name.startswith("_")]
 def blocks() -> int:
     gc.collect()
     # It keeps the names of the last 4,096 attributes that were looked up, and those of a call are unpickled strings.
-    sys._clear_type_cache()
+    clear = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
+    clear()
     return sys.getallocatedblocks()
 
 
