@@ -141,8 +141,8 @@ class _Choice:
         self._forced = False
         self._called = False
         # Without tools and reasoning there is nothing to parse, and text keeps its tokens.
-        parses = engine.has_reasoning_parser or bool(asked.tools)
-        if request.messages and engine.renderer.parser is not None and parses:
+        parses = bool(request.messages) and (engine.has_reasoning_parser or bool(asked.tools))
+        if parses and engine.renderer.parser is not None:
             self._parser = engine.renderer.parser(
                 engine.tokenizer,
                 asked.tools,
