@@ -22,6 +22,7 @@ import router_load as load
 import router_report as report
 import runtime_machine as machine
 import runtime_venv as venv
+from page import publish
 
 CONNECTIONS = [1, 16, 64, 256]
 POLICIES = ["round_robin"]
@@ -94,7 +95,8 @@ def main() -> None:
     parser.add_argument("--again", type=pathlib.Path, help="write the page of an earlier run's JSON")
     options = parser.parse_args()
     if options.again:
-        finish(json.loads(options.again.read_text()), options.write)
+        run = json.loads(options.again.read_text())
+        publish(report.page(run), run, options.write)
         return
     load.check()
     if options.quick:
@@ -121,17 +123,7 @@ def main() -> None:
         run["rows"] = rounds(found, shapes, connections, options.seconds, options.rounds)
     after = machine.steal()
     run["steal"] = (after[0] - before[0]) / max(1.0, after[1] - before[1])
-    finish(run, options.write)
-
-
-def finish(run: dict[str, Any], path: pathlib.Path | None) -> None:
-    """Prints the page, or writes it with its JSON."""
-    text = report.page(run)
-    if path is None:
-        print(text)
-        return
-    path.write_text(text)
-    path.with_suffix(".json").write_text(json.dumps(run, indent=1) + "\n")
+    publish(report.page(run), run, options.write)
 
 
 if __name__ == "__main__":

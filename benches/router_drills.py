@@ -20,6 +20,7 @@ import router_drill_limits as limits
 import router_house as house
 import runtime_machine as machine
 import runtime_venv as venv
+from page import publish
 from router_drill_report import page
 from router_subjects import KINDS, Kind, Range
 
@@ -89,7 +90,8 @@ def main() -> None:
     parser.add_argument("--again", type=pathlib.Path, help="write the page of an earlier run's JSON")
     options = parser.parse_args()
     if options.again:
-        finish(json.loads(options.again.read_text()), options.write)
+        run = json.loads(options.again.read_text())
+        publish(page(run), run, options.write)
         return
     only = {word.strip() for word in options.only.split(",") if word.strip()}
     kinds = {word.strip() for word in options.kinds.split(";") if word.strip()}
@@ -120,7 +122,7 @@ def main() -> None:
                 run["results"].append({"drill": drill.key, "kind": kind.name, "policy": policy, **result})
                 took = time.monotonic() - began
                 print(f"{drill.key}, {kind.name}, {policy} ({took:.0f} s): {result}", file=sys.stderr, flush=True)
-    finish(run, options.write)
+    publish(page(run), run, options.write)
 
 
 def attempted(drill: Drill, field: Range, kind: Kind, policy: str) -> Result:
@@ -129,16 +131,6 @@ def attempted(drill: Drill, field: Range, kind: Kind, policy: str) -> Result:
         return drill.run(field, kind, policy)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a router made of it, the others have their turn
         return {"error": f"{type(error).__name__}: {error}"[:300], "kept": False}
-
-
-def finish(run: dict[str, Any], path: pathlib.Path | None) -> None:
-    """Prints the page, or writes it with its JSON."""
-    text = page(run)
-    if path is None:
-        print(text)
-        return
-    path.write_text(text)
-    path.with_suffix(".json").write_text(json.dumps(run, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import runtime_contest as contest
 import runtime_machine as machine
 import runtime_report as report
 import runtime_venv as venv
+from page import publish
 from runtime_rows import BY_KEY, ROWS
 
 COMMON = ("local_seq", "local_seq_async", "local_64", "local_64_async", "local_tell")
@@ -86,7 +87,8 @@ def main() -> None:
     parser.add_argument("--pyo3-async", action="store_true", help="also measure pyo3-async-runtimes (builds it)")
     options = parser.parse_args()
     if options.again:
-        finish(json.loads(options.again.read_text()), options.write)
+        run = json.loads(options.again.read_text())
+        publish(report.page(run), run, options.write)
         return
     if options.quick:
         options.repetitions, options.seconds = 1, 0.3
@@ -112,7 +114,7 @@ def main() -> None:
     repeat(taking_part, rows, options.repetitions, options.seconds, run["runs"])
     after = machine.steal()
     run["steal"] = (after[0] - before[0]) / max(1.0, after[1] - before[1])
-    finish(run, options.write)
+    publish(report.page(run), run, options.write)
 
 
 def repeat(
@@ -130,16 +132,6 @@ def repeat(
                 runs[one.name].setdefault(row, []).append(metrics)
             took = time.monotonic() - began
             print(f"{repetition + 1}/{repetitions} {one.name}: {took:.0f} s", file=sys.stderr, flush=True)
-
-
-def finish(run: dict[str, Any], path: pathlib.Path | None) -> None:
-    """Prints the page, or writes it with its JSON."""
-    text = report.page(run)
-    if path is None:
-        print(text)
-        return
-    path.write_text(text)
-    path.with_suffix(".json").write_text(json.dumps(run, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def test_a_plugged_scheduler_decides_and_a_late_or_failing_one_costs_nothing(cap
             assert (await fallbacks())["late"] == 1
             chosen.delay = 0.0
             with caplog.at_level("ERROR", "pulsing.serving"):
-                chosen.worker = "worker"  # type: ignore[assignment]
+                chosen.worker = "worker"
                 assert (await chat(runner.addr))[0] == 200
             assert (await fallbacks())["failed"] == 2
             assert "it must return an ActorRef, an ActorProxy or None, not 'worker'" in caplog.text
