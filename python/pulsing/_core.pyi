@@ -633,6 +633,10 @@ class WorkerRequest:
         """Version of the protocol."""
 
     @property
+    def blocks(self) -> bool:
+        """Of ``subscribe_load``: news of the prompt cache is wanted, too."""
+
+    @property
     def api(self) -> str:
         """``chat.completions`` or ``completions``; of a question ``embeddings``, ``tokenize`` or ``detokenize``."""
 
@@ -674,6 +678,7 @@ def encode_request(
     continue_text: str = ...,
     continue_tokens: list[int] = ...,
     handoff: bytes = ...,
+    blocks: bool = False,
 ) -> bytes:
     """The head of a request, for tests and for engines that forward to other workers.
 
@@ -773,6 +778,17 @@ class Delta:
 def encode_deltas(deltas: list[Delta]) -> bytes:
     """One stream item."""
 
+def prompt_blocks(api: str, body: bytes) -> tuple[list[int], int]:
+    """How Routers call the prompt of a request: the hash of each whole block of 256 bytes and all before it.
+
+    Args:
+        api: ``chat.completions`` or ``completions``; any other has none.
+        body: The client's JSON.
+
+    Returns:
+        The hashes, and the bytes of the whole prompt. None and 0 for several prompts, and for what is no request.
+    """
+
 def encode_answer(
     *,
     embeddings: list[bytes] = ...,
@@ -836,8 +852,12 @@ class LoadReport:
         max_model_len: int = 0,
         answer_age_ms: int = 0,
     ) -> Self: ...
-    def encode(self) -> bytes:
-        """One stream item."""
+    def encode(self, blocks: tuple[int, bool, list[int], list[int]] | None = None) -> bytes:
+        """One stream item.
+
+        Args:
+            blocks: News of the prompt cache, for a subscriber that wants it: number, reset, stored, dropped.
+        """
 
     @staticmethod
     def decode(head: BufferLike) -> LoadReport:
@@ -899,6 +919,10 @@ class LoadReport:
     @property
     def answer_age_ms(self) -> int:
         """Milliseconds since the first question that the server has not answered."""
+
+    @property
+    def blocks(self) -> tuple[int, bool, list[int], list[int]] | None:
+        """News of the prompt cache that came with it: number, reset, stored, dropped."""
 
 @final
 class Description:

@@ -69,8 +69,8 @@ async def answer(ref: Any, **body: Any) -> list[Any]:
     return [delta async for delta in deltas(generate(ref, **body))]
 
 
-def subscribe(ref: Any) -> Call:
-    return Call(ref, _core.encode_request("subscribe_load"))
+def subscribe(ref: Any, *, blocks: bool = False) -> Call:
+    return Call(ref, _core.encode_request("subscribe_load", blocks=blocks))
 
 
 async def describe(ref: Any) -> Any:

@@ -63,7 +63,7 @@ fn main() {
         for name in PolicyKind::NAMES {
             let policy: Box<dyn Policy> = name.parse::<PolicyKind>().unwrap().build(PolicyOptions::default());
             let prefixes: Vec<Vec<u64>> =
-                (0..256).map(|number| chain::of_chat(messages(number, 16 << 10).as_bytes(), None)).collect();
+                (0..256).map(|number| chain::of_chat(messages(number, 16 << 10).as_bytes(), None).finish()).collect();
             for (number, prefix) in prefixes.iter().enumerate() {
                 policy.sent(&workers[number % workers.len()], Hints { affinity: None, prefix });
             }
@@ -76,14 +76,14 @@ fn main() {
     }
     for bytes in [200, 16 << 10, 220 << 10] {
         let messages = messages(1, bytes);
-        let time = nanos(2000, |_| drop(black_box(chain::of_chat(messages.as_bytes(), None))));
+        let time = nanos(2000, |_| drop(black_box(chain::of_chat(messages.as_bytes(), None).finish())));
         println!("ns to hash a prompt of {bytes} bytes: {time:.0}");
     }
     let workers = workers(4);
     let policy = PolicyKind::CacheAware.build(PolicyOptions::default());
     let before = rss();
     let time = nanos(100_000, |number| {
-        let prefix = chain::of_chat(messages(number, 16 << 10).as_bytes(), None);
+        let prefix = chain::of_chat(messages(number, 16 << 10).as_bytes(), None).finish();
         policy.sent(&workers[number % 4], Hints { affinity: None, prefix: &prefix });
     });
     let grown = rss().saturating_sub(before) as f64 / f64::from(1 << 20);

@@ -111,7 +111,11 @@ pub struct Embedding {
 
 /// Asks for load reports.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct SubscribeLoad {}
+pub struct SubscribeLoad {
+    /// With [`BlockNews`] in them.
+    #[prost(bool, tag = "1")]
+    pub blocks: bool,
+}
 
 /// Asks what the worker is.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
@@ -207,6 +211,26 @@ pub struct LoadReport {
     /// Of a worker with `url`: milliseconds since the first question that the server has not answered; 0 = none.
     #[prost(uint64, tag = "11")]
     pub answer_age_ms: u64,
+    /// Only for who asked for it.
+    #[prost(message, optional, tag = "12")]
+    pub blocks: Option<BlockNews>,
+}
+
+/// What a worker's prompt cache got and lost, by the hashes of [`chain`](crate::policy::chain).
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct BlockNews {
+    /// 1, 2, 3, ... on one subscription.
+    #[prost(uint64, tag = "1")]
+    pub seq: u64,
+    /// The cache holds what this and later news store, and nothing else.
+    #[prost(bool, tag = "2")]
+    pub reset: bool,
+    /// In the cache since the news before.
+    #[prost(fixed64, repeated, tag = "3")]
+    pub stored: Vec<u64>,
+    /// No longer in it.
+    #[prost(fixed64, repeated, tag = "4")]
+    pub dropped: Vec<u64>,
 }
 
 /// What a worker is.
@@ -244,9 +268,9 @@ pub fn decode_bytes<M: Message + Default>(bytes: &[u8]) -> Result<M, String> {
     M::decode(bytes).map_err(|error| format!("not the worker protocol: {error}"))
 }
 
-/// The request that subscribes to load reports.
-pub fn subscribe_load() -> Payload {
-    payload(&Request { version: VERSION, kind: Some(Kind::SubscribeLoad(SubscribeLoad {})) }, None)
+/// The request that subscribes to load reports; with `blocks` to news of the prompt cache, too.
+pub fn subscribe_load(blocks: bool) -> Payload {
+    payload(&Request { version: VERSION, kind: Some(Kind::SubscribeLoad(SubscribeLoad { blocks })) }, None)
 }
 
 /// The request that asks what the worker is.

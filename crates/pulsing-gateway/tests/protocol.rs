@@ -20,6 +20,8 @@ fn sample(field: &FieldDescriptor, seed: u32) -> Value {
     let one = match field.kind() {
         Kind::Uint32 => Value::U32(seed),
         Kind::Uint64 => Value::U64(u64::from(seed)),
+        Kind::Fixed64 => Value::U64(u64::from(seed)),
+        Kind::Bool => Value::Bool(true),
         Kind::Float => Value::F32(seed as f32),
         Kind::String => Value::String(format!("text {seed}")),
         Kind::Bytes => Value::Bytes(vec![seed as u8].into()),

@@ -18,6 +18,7 @@ pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<spans::Tracer>()?;
     m.add_function(wrap_pyfunction!(messages::encode_deltas, m)?)?;
     m.add_function(wrap_pyfunction!(messages::encode_answer, m)?)?;
+    m.add_function(wrap_pyfunction!(messages::prompt_blocks, m)?)?;
     m.add_function(wrap_pyfunction!(messages::decode_deltas, m)?)?;
     m.add_function(wrap_pyfunction!(messages::encode_request, m)?)?;
     m.add_function(wrap_pyfunction!(gateway::start_gateway, m)?)?;

@@ -127,6 +127,11 @@ class GenerateRequest:
     """The token ids of that text, where they are known."""
     handoff: bytes = b""
     """In a decode worker what the prefill worker gave (``Delta.handoff``); see ``Worker.role``."""
+    blocks: tuple[int, ...] = ()
+    """In a worker with ``reports_blocks``, of one prompt: the hash of each 256 bytes of it and all before them, as
+    Routers have it; see ``Worker.blocks_stored``."""
+    prompt_bytes: int = 0
+    """With ``blocks``: how long the prompt is; what is left after the last block is part of none."""
     needs: frozenset[str] = frozenset()
     """Names of the fields that ask for something; see ``Worker.supports``."""
 
@@ -153,6 +158,8 @@ class GenerateRequest:
         continue_text: str = "",
         continue_tokens: tuple[int, ...] = (),
         handoff: bytes = b"",
+        blocks: tuple[int, ...] = (),
+        prompt_bytes: int = 0,
     ) -> GenerateRequest:
         """Parse and check a JSON body.
 
@@ -164,6 +171,8 @@ class GenerateRequest:
             continue_text: text to continue from.
             continue_tokens: its token ids where known.
             handoff: what a prefill worker gave for it.
+            blocks: hashes of its prompt's blocks.
+            prompt_bytes: bytes of its prompt.
 
         Raises:
             RequestError: 400 with ``param`` naming the field.
@@ -179,6 +188,8 @@ class GenerateRequest:
                 continue_text=continue_text,
                 continue_tokens=continue_tokens,
                 handoff=handoff,
+                blocks=blocks,
+                prompt_bytes=prompt_bytes,
             )
         read = _Fields(fields)
         parsed: dict[str, Any] = {}
@@ -222,6 +233,8 @@ class GenerateRequest:
             continue_text=continue_text,
             continue_tokens=continue_tokens,
             handoff=handoff,
+            blocks=blocks,
+            prompt_bytes=prompt_bytes,
             needs=read.other_features(),
             **parsed,
         )

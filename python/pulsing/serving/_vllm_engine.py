@@ -38,6 +38,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from pulsing.serving._fingerprint import fingerprint_of, weights_in
 from pulsing.serving._hf_text import PLAIN_STOPS, PLAIN_TEMPLATE, TextCodec
 from pulsing.serving._vllm_args import convert
+from pulsing.serving._vllm_events import EventSocket
 
 __all__ = ["CalledOffError", "Engine", "EngineStart"]
 
@@ -123,6 +124,7 @@ class Engine:
         tool_call_parser: name of the vLLM parser of the model's tool calls.
         name: the model's name, for messages.
         tether: holds the engine's processes to this one.
+        events: where it tells of its KV cache, if that was arranged here.
     """
 
     version = str(vllm.__version__)
@@ -135,9 +137,15 @@ class Engine:
         tool_call_parser: str | None,
         name: str,
         tether: Tether,
+        events: EventSocket | None,
     ) -> None:
         self.llm = llm
         self._tether = tether
+        self._events = events
+        # An address to bind to is here reached on this host.
+        sources = llm.get_kv_event_sources().values()
+        self.event_endpoints = [str(source.endpoint).replace("*", "127.0.0.1") for source in sources]
+        """Where the engine tells of its KV cache."""
         self.load = load
         config = llm.vllm_config
         self.model_config = config.model_config
@@ -179,6 +187,8 @@ class Engine:
         """End the engine's processes. Blocks."""
         self.llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
         self._tether.cut()
+        if self._events is not None:
+            self._events.close()
 
 
 class Tether:
@@ -273,6 +283,20 @@ class EngineStart:
     def _start(self) -> Engine:
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
         values = convert(self._arguments, parser)
+        # An engine of several ranks has several sockets, which vLLM cannot number where they are files.
+        events = (
+            EventSocket() if "kv_events_config" not in values and values.get("data_parallel_size", 1) == 1 else None
+        )
+        try:
+            return self._start_with(values, events)
+        except BaseException:
+            if events is not None:
+                events.close()
+            raise
+
+    def _start_with(self, values: dict[str, Any], events: EventSocket | None) -> Engine:
+        if events is not None:
+            values["kv_events_config"] = events.config()
         arguments = AsyncEngineArgs(model=self._model, served_model_name=self._name, **values)
         _refuse_what_is_no_generator(arguments)
         # Started now: starting it unblocks signals (CPython before 3.12), and it is no part of the engine.
@@ -290,7 +314,7 @@ class EngineStart:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
-            return Engine(llm, self._load, self._chat_template, self._tool_call_parser, self._name, tether)
+            return Engine(llm, self._load, self._chat_template, self._tool_call_parser, self._name, tether, events)
         except BaseException:
             llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
             tether.cut()

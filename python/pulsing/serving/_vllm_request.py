@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import uuid
@@ -21,6 +22,7 @@ from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._logprobs import chat_logprobs, completion_logprobs
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._sampling import Picked
+from pulsing.serving._token_blocks import Claim, TokenBlocks
 from pulsing.serving._vllm_engine import Engine
 from pulsing.serving.worker import Delta, TokenizeRequest, Tokens, Usage
 
@@ -59,23 +61,51 @@ _SETTLED_HERE = (
     "top_p",
 )
 _LOGPROB_FLOOR = -9999.0
+# Seconds after a request's end in which what the engine has to say of its blocks arrives.
+_SETTLED_AFTER = 1.0
 # vLLM takes a temperature below this for 0.
 _GREEDY_BELOW = 1e-5
 
 
-async def answer(engine: Engine, request: GenerateRequest, max_new_tokens: int) -> AsyncGenerator[Delta, None]:
+async def answer(
+    engine: Engine, request: GenerateRequest, max_new_tokens: int, blocks: TokenBlocks | None = None
+) -> AsyncGenerator[Delta, None]:
     """The answer to a request; closing the generator aborts it in the engine.
 
     Args:
         engine: the running engine.
         request: the checked request.
         max_new_tokens: tokens of an answer where the request sets no limit.
+        blocks: is told whose the tokens are that the engine caches.
 
     Raises:
         RequestError: what the client gets as an HTTP error.
     """
     with _as_http_errors():
         asked, inputs = await _rendered(engine, request)
+    with _claimed(blocks, request, inputs) as claim:
+        async with contextlib.aclosing(_generated(engine, request, max_new_tokens, asked, inputs, claim)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+
+@contextlib.contextmanager
+def _claimed(blocks: TokenBlocks | None, request: GenerateRequest, inputs: list[Any]) -> Iterator[Claim | None]:
+    """While a request runs, what the engine tells of its tokens is told of its blocks."""
+    # What is cached under a salt is found again under that salt alone, of which the blocks' names say nothing.
+    if blocks is None or not request.blocks or len(inputs) != 1 or inputs[0].get("cache_salt"):
+        yield None
+        return
+    claim = blocks.begin(request.blocks, request.prompt_bytes, inputs[0]["prompt_token_ids"])
+    try:
+        yield claim
+    finally:
+        asyncio.get_running_loop().call_later(_SETTLED_AFTER, blocks.settle, claim)
+
+
+async def _generated(
+    engine: Engine, request: GenerateRequest, max_new_tokens: int, asked: Any, inputs: list[Any], claim: Claim | None
+) -> AsyncGenerator[Delta, None]:
     prompts = [list(one["prompt_token_ids"]) for one in inputs]
     done = _done_ids(engine, request)
     streams: list[AsyncGenerator[Any, None]] = []
@@ -93,6 +123,9 @@ async def answer(engine: Engine, request: GenerateRequest, max_new_tokens: int) 
             reasoning = _reasoning(engine, asked, ids)
             for time in range(times):
                 params = asked.to_sampling_params(limit, engine.defaults)
+                if claim is not None and not claim.complete:
+                    # Also what it finds in its cache, and may have told of when nobody knew whose it was.
+                    params.extra_args = {**(params.extra_args or {}), "kv_cache_report_mode": "full"}
                 # Ids of requests that run at once must differ, and a client may send the same one twice.
                 name = f"{request.request_id or 'request'}-{uuid.uuid4().hex[:8]}"
                 streams.append(engine.llm.generate(whole, params, name, priority=asked.priority, **reasoning))

@@ -15,6 +15,7 @@ from pulsing.serving._fingerprint import fingerprint_of
 from pulsing.serving._model_files import ModelSource
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._threads import in_daemon_thread
+from pulsing.serving._token_blocks import TokenBlocks
 from pulsing.serving._vllm_args import check, engine_arguments
 from pulsing.serving.worker import Delta, TokenizeRequest, Tokens, Worker
 
@@ -54,6 +55,7 @@ class VllmWorker(Worker):
 
     engine = "vllm"
     continues = "greedy"
+    reports_blocks = True
     supports = frozenset(
         {
             "bad_words",
@@ -124,6 +126,8 @@ class VllmWorker(Worker):
         self._engine: Engine | None = None
         self._closed = False
         self._watch: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._tokens = TokenBlocks(self.blocks_stored, self.blocks_dropped, self.blocks_cleared)
 
     @classmethod
     def __pulsing_keywords__(cls) -> Mapping[str, Any]:
@@ -165,7 +169,15 @@ class VllmWorker(Worker):
         return self._begin_watch(engine)
 
     async def _begin_watch(self, engine: Engine) -> None:
-        self._watch = asyncio.get_running_loop().create_task(self._watch_over(engine), name=f"watch {self.model}")
+        loop = asyncio.get_running_loop()
+        self._watch = loop.create_task(self._watch_over(engine), name=f"watch {self.model}")
+        if engine.event_endpoints:
+            from pulsing.serving._vllm_events import follow
+
+            listening = follow(engine.event_endpoints, self._tokens, self.model)
+            self._listening = loop.create_task(listening, name=f"cache of {self.model}")
+        else:
+            self.reports_blocks = False
 
     async def _watch_over(self, engine: Engine) -> None:
         """A worker whose engine has died must not look ready."""
@@ -178,8 +190,9 @@ class VllmWorker(Worker):
     async def close(self) -> None:
         """End the engine's processes, also while they start."""
         self._closed = True
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in (self._watch, self._listening):
+            if task is not None:
+                task.cancel()
         if self._engine is not None:
             self._engine.stop_reading()
             await in_daemon_thread(self._engine.close, f"close {self.model}")
@@ -220,7 +233,8 @@ class VllmWorker(Worker):
         engine = self._running_engine()
         from pulsing.serving._vllm_request import answer
 
-        async with contextlib.aclosing(answer(engine, request, self._max_new_tokens)) as deltas:
+        blocks = self._tokens if self.reports_blocks else None
+        async with contextlib.aclosing(answer(engine, request, self._max_new_tokens, blocks)) as deltas:
             async for delta in deltas:
                 yield delta
 

@@ -19,12 +19,13 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_answer, encode_deltas
+from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_answer, encode_deltas, prompt_blocks
 from pulsing.core import Actor, Message
 from pulsing.core._actor import cell_of
+from pulsing.serving._blocks import HeldBlocks
 from pulsing.serving._deadlines import Deadlines
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._questions import (
@@ -111,6 +112,10 @@ class Worker(Actor):
     finds in ``GenerateRequest.handoff``. ``concurrent``: both get the request at once, and in ``handoff`` the JSON
     object bootstrap_host, bootstrap_port, bootstrap_room: where they meet."""
 
+    reports_blocks: bool = False
+    """Whether this worker tells what its prompt cache holds (:meth:`blocks_stored`, :meth:`blocks_dropped`,
+    :meth:`blocks_cleared`), so that ``cache_aware`` Routers need not guess. Requests then have ``blocks``."""
+
     continues: ClassVar[Literal["", "greedy", "any"]] = ""
     """Whether another worker's answer can be gone on with from ``request.continue_tokens``, after that worker was lost
     in the middle of it: ``greedy`` where the best token is taken each time, ``any`` also where tokens are drawn, each
@@ -162,6 +167,7 @@ class Worker(Actor):
         # Running requests whose client does not read: the engine waits for it, and not it for the engine.
         self._held = 0
         self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
+        self._blocks = HeldBlocks()
         # All of them know already that there is something to report.
         self._told = False
         self._requests: set[asyncio.Task[Any]] = set()
@@ -353,6 +359,28 @@ class Worker(Actor):
         """
         self._last_token = time.monotonic()
 
+    def blocks_stored(self, blocks: Iterable[int]) -> None:
+        """Say that the prompt cache holds these blocks, for Routers to send what begins with them here. On the loop.
+
+        Args:
+            blocks: of ``GenerateRequest.blocks``. The latest 131,072 are remembered, which is 32 MiB of prompts.
+        """
+        self._blocks.stored(blocks)
+
+    def blocks_dropped(self, blocks: Iterable[int]) -> None:
+        """Say that the prompt cache does not hold these blocks: they were evicted, or never stored. On the loop.
+
+        Routers take it that a request's blocks are stored where it was sent, until they are told otherwise.
+
+        Args:
+            blocks: of ``GenerateRequest.blocks``.
+        """
+        self._blocks.dropped(blocks)
+
+    def blocks_cleared(self) -> None:
+        """Say that the prompt cache is empty. On the loop."""
+        self._blocks.cleared()
+
     def load_report(self) -> LoadReport:
         """How this worker is doing now."""
         idle = self._running <= self._held
@@ -420,14 +448,17 @@ class Worker(Actor):
                 self._requests.discard(task)
                 self._traced().record(request, began, self.model, self.engine, wrong, ended=ended)
         elif request.kind == "subscribe_load":
-            await self._report_load(call)
+            await self._report_load(call, request.blocks)
         elif request.kind == "describe":
             call.reply(self.load_report().describe(self.engine, self.engine_version()))
         else:
             _fail(call, RequestError(400, f"worker protocol 1 has no request {shown(request.kind)}"))
 
-    async def _report_load(self, call: InboundCall) -> None:
+    async def _report_load(self, call: InboundCall, blocks: bool) -> None:
         changed = asyncio.Event()
+        # Nobody is routed to a worker that decodes by what it has read.
+        tells = blocks and self.reports_blocks and self.role != "decode"
+        reader = self._blocks.reader() if tells else None
         task = _current_task()
         self._watchers[task] = changed
         self._told = False
@@ -435,17 +466,21 @@ class Worker(Actor):
             while True:
                 changed.clear()
                 self._told = False
-                await call.send(self.load_report().encode())
+                await call.send(self.load_report().encode(None if reader is None else reader.take()))
                 if self._stopped:
                     call.end()
                     return
                 await asyncio.sleep(_REPORT_GAP)
+                if reader is not None and reader.behind:
+                    continue
                 try:
                     await asyncio.wait_for(changed.wait(), _HEARTBEAT - _REPORT_GAP)
                 except TimeoutError:
                     continue
         finally:
             del self._watchers[task]
+            if reader is not None:
+                reader.close()
 
     def _traced(self) -> Spans:
         if self._spans is None:
@@ -502,6 +537,7 @@ class Worker(Actor):
         if wire.kind == "question":
             self._check_state()
             return lambda: self._answer(wire)
+        blocks, prompt_bytes = prompt_blocks(wire.api, wire.body) if self.reports_blocks else ([], 0)
         request = GenerateRequest.from_body(
             wire.api,
             wire.body,
@@ -510,6 +546,8 @@ class Worker(Actor):
             continue_text=wire.continue_text,
             continue_tokens=tuple(wire.continue_tokens),
             handoff=wire.handoff,
+            blocks=tuple(blocks),
+            prompt_bytes=prompt_bytes,
         )
         self._check(request)
         return lambda: self._stream(call, request)

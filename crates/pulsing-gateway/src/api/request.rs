@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::fields::{Field, Fields};
 use super::{ApiError, Question, question, scan};
-use crate::policy::chain;
+use crate::policy::chain::{self, Chain};
 
 /// Prompts that one completions request may carry.
 const MAX_PROMPTS: usize = 128;
@@ -137,11 +137,15 @@ pub struct Parsed {
 impl Parsed {
     /// The prompt as a chain of hashes; empty for several prompts. `body` is what this was read from.
     pub fn prefix(&self, body: &[u8]) -> Vec<u64> {
+        self.chain(body).finish()
+    }
+    /// The chain of [`prefix`](Self::prefix).
+    pub fn chain(&self, body: &[u8]) -> Chain {
         let text = &body[self.text.clone()];
         match self.api {
             Api::Chat | Api::Responses => chain::of_chat(text, self.tools.clone().map(|tools| &body[tools])),
             Api::Completions => chain::of_prompt(text),
-            Api::Embeddings | Api::Tokenize | Api::Detokenize => Vec::new(),
+            Api::Embeddings | Api::Tokenize | Api::Detokenize => Chain::default(),
         }
     }
 }

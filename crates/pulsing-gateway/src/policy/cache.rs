@@ -9,11 +9,13 @@ use super::load::{Balance, survey};
 use super::view::{View, Views};
 use super::{Choice, Hints, IndexSize, Policy, Why};
 use crate::pool::Worker;
+use crate::protocol::BlockNews;
 
 /// Workers compared for one prompt.
 const COMPARED: usize = 8;
 
-/// The Worker that was sent the longest prefix of this prompt before. When that one is full or far above its share of the
+/// The Worker that has the longest prefix of this prompt in its cache, as far as it tells; one that does not tell has what it was
+/// sent. When that one is full or far above its share of the
 /// load, the next best; when all who know the prompt are, the least loaded, who knows it from then on: so hot prefixes come
 /// to be on as many Workers as it takes. An unknown prompt goes by load.
 pub(super) struct CacheAware {
@@ -68,6 +70,13 @@ impl Policy for CacheAware {
     }
     fn wants_prefix(&self) -> bool {
         true
+    }
+    fn wants_news(&self) -> bool {
+        true
+    }
+    fn told(&self, worker: &Worker, news: &BlockNews) {
+        self.index.remove(&news.dropped, worker.cache());
+        self.index.insert(&news.stored, worker.cache());
     }
     fn keep(&self, workers: &[Arc<Worker>]) {
         let kept: HashSet<u32> = workers.iter().map(|worker| worker.cache()).collect();

@@ -57,6 +57,10 @@ impl Chain {
         }
         true
     }
+    /// Bytes of the prompt; `None` where only its beginning was looked at.
+    pub fn length(&self) -> Option<usize> {
+        (self.hashes.len() < MAX_BLOCKS).then(|| self.hashes.len() * BLOCK + self.filled - 8)
+    }
     /// The hashes of all whole blocks.
     pub fn finish(self) -> Vec<u64> {
         self.hashes
@@ -65,20 +69,20 @@ impl Chain {
 
 /// The chain of a chat request. `messages` and `tools` are the raw JSON of these fields, as a client sent them; what cannot be
 /// read ends the chain.
-pub fn of_chat(messages: &[u8], tools: Option<&[u8]>) -> Vec<u64> {
+pub fn of_chat(messages: &[u8], tools: Option<&[u8]>) -> Chain {
     let mut chain = Chain::default();
     if let Some(tools) = tools
         && !(chain.push(tools) && chain.push(&[0]))
     {
-        return chain.finish();
+        return chain;
     }
     // Ends early once the chain is full: of a huge body only the beginning is read.
     let _ = serde_json::Deserializer::from_slice(messages).deserialize_seq(Messages(&mut chain));
-    chain.finish()
+    chain
 }
 
 /// The chain of a completions request with one prompt, given as raw JSON. Of several prompts there is none.
-pub fn of_prompt(prompt: &[u8]) -> Vec<u64> {
+pub fn of_prompt(prompt: &[u8]) -> Chain {
     let mut chain = Chain::default();
     if let Ok(Text(text)) = serde_json::from_slice(prompt) {
         chain.push(text.as_bytes());
@@ -89,7 +93,7 @@ pub fn of_prompt(prompt: &[u8]) -> Vec<u64> {
             }
         }
     }
-    chain.finish()
+    chain
 }
 
 /// A string, without a copy where it holds no escapes.
@@ -159,6 +163,13 @@ fn push_text(chain: &mut Chain, raw: &RawValue) -> bool {
 mod tests {
     use super::*;
 
+    fn of_chat(messages: &[u8], tools: Option<&[u8]>) -> Vec<u64> {
+        super::of_chat(messages, tools).finish()
+    }
+    fn of_prompt(prompt: &[u8]) -> Vec<u64> {
+        super::of_prompt(prompt).finish()
+    }
+
     fn plain(bytes: &[u8]) -> Vec<u64> {
         let mut chain = Chain::default();
         chain.push(bytes);
@@ -184,6 +195,7 @@ mod tests {
         for size in [1, 255, 256, 257, 999] {
             let mut chain = Chain::default();
             assert!(bytes.chunks(size).all(|chunk| chain.push(chunk)));
+            assert_eq!(chain.length(), Some(2000));
             assert_eq!(chain.finish(), whole, "{size}");
         }
         let mut other = bytes;

@@ -64,6 +64,13 @@ impl Table {
             self.filled.fetch_sub(1, Relaxed);
         }
     }
+    fn remove(&self, hash: u64, worker: u32) {
+        for entry in self.bucket(hash) {
+            if entry.hash.load(Relaxed) == hash && entry.worker() == worker {
+                self.free(entry);
+            }
+        }
+    }
     fn insert(&self, hash: u64, worker: u32, now: u32) {
         let bucket = self.bucket(hash);
         let (mut free, mut oldest, mut oldest_holder) = (None, &bucket[0], None::<&Entry>);
@@ -145,6 +152,17 @@ impl Index {
             match tokio::runtime::Handle::try_current() {
                 Ok(runtime) => drop(runtime.spawn_blocking(move || index.grow())),
                 Err(_) => index.grow(),
+            }
+        }
+    }
+
+    /// `worker` has these blocks no longer. One that is removed while the table grows may stay.
+    pub(crate) fn remove(&self, blocks: &[u64], worker: u32) {
+        let (table, next) = (self.table.load(), self.next.load());
+        for hash in blocks {
+            table.remove((*hash).max(1), worker);
+            if let Some(next) = &*next {
+                next.remove((*hash).max(1), worker);
             }
         }
     }
@@ -245,6 +263,18 @@ mod tests {
         assert_eq!((index.blocks(), index.holdings()[&7]), (32, 12));
         index.forget(|worker| worker == 7);
         assert_eq!((depth(&index, &prompt, 7), index.blocks(), index.holdings()[&8]), (0, 20, 20));
+    }
+
+    #[test]
+    fn what_a_worker_has_no_longer_is_forgotten_of_that_worker_alone() {
+        let index = Arc::new(Index::new(1 << 20));
+        let prompt = chain(1, 20);
+        index.insert(&prompt, 7);
+        index.insert(&prompt, 8);
+        index.remove(&prompt[5..], 7);
+        index.remove(&chain(2, 3), 8);
+        assert_eq!([7, 8].map(|worker| depth(&index, &prompt, worker)), [5, 20]);
+        assert_eq!(index.blocks(), 25);
     }
 
     #[test]

@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use crate::config::GatewayError;
 use crate::pool::Worker;
+use crate::protocol::BlockNews;
 
 pub use load::Balance;
 pub(crate) use load::least_loaded;
@@ -71,6 +72,14 @@ pub trait Policy: Send + Sync {
     /// It looks at [`Hints::prefix`].
     fn wants_prefix(&self) -> bool {
         false
+    }
+    /// It wants to hear what Workers' caches get and lose.
+    fn wants_news(&self) -> bool {
+        false
+    }
+    /// A Worker tells of its cache, in order and without a gap. Where it begins anew, the cache has a number of its own.
+    fn told(&self, worker: &Worker, news: &BlockNews) {
+        let _ = (worker, news);
     }
     /// These Workers are all there are: what is known of others can be forgotten.
     fn keep(&self, workers: &[Arc<Worker>]) {

@@ -25,7 +25,8 @@ use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
 use crate::dial::Trust;
-use crate::protocol::{self, Description, LoadReport};
+use crate::policy::Policy;
+use crate::protocol::{self, BlockNews, Description, LoadReport};
 
 pub(crate) use breaker::Fault;
 pub use clock::Limits;
@@ -58,6 +59,8 @@ pub struct Pool {
     entries: Mutex<Vec<Entries>>,
     version: watch::Sender<u64>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// Who hears what Workers tell of their caches.
+    policy: Option<Arc<dyn Policy>>,
     /// Whom engines under https are believed by, if not whom the system trusts.
     trust: OnceLock<Trust>,
 }
@@ -85,6 +88,15 @@ impl Entries {
     }
 }
 
+/// How far a Worker's news of its cache has been heard.
+#[derive(Default)]
+struct Heard {
+    /// Number of the last one on this subscription.
+    seq: u64,
+    /// On this one or another.
+    before: bool,
+}
+
 struct Entry {
     worker: Arc<Worker>,
     subscription: JoinHandle<()>,
@@ -98,11 +110,17 @@ impl Drop for Entry {
 
 impl Pool {
     /// Starts watching the name that each of `served` stands for. A client that names no model means the first of them.
-    /// `limits` say when a Worker hangs. Call it inside a tokio runtime.
+    /// `limits` say when a Worker hangs; `policy` hears what Workers tell of their caches, if it wants to. Call it inside a
+    /// tokio runtime.
     ///
     /// # Errors
     /// `InvalidName` when nobody can serve under one of the names.
-    pub fn start(cluster: Arc<dyn Cluster>, served: Vec<Served>, limits: Limits) -> Result<Arc<Self>> {
+    pub fn start(
+        cluster: Arc<dyn Cluster>,
+        served: Vec<Served>,
+        limits: Limits,
+        policy: Option<Arc<dyn Policy>>,
+    ) -> Result<Arc<Self>> {
         let mut entries: Vec<Entries> = Vec::new();
         let mut watched = Vec::new();
         for one in &served {
@@ -119,6 +137,7 @@ impl Pool {
             entries: Mutex::new(entries),
             version: watch::Sender::new(0),
             tasks: Mutex::default(),
+            policy: policy.filter(|policy| policy.wants_news()),
             trust: OnceLock::new(),
         });
         for (group, mut instances) in watched.into_iter().enumerate() {
@@ -266,6 +285,22 @@ impl Pool {
         self.version.send_modify(|version| *version += 1);
     }
 
+    /// A Worker tells of its cache. False if it has told something that was not `heard`.
+    fn news(&self, worker: &Worker, news: &BlockNews, heard: &mut Heard) -> bool {
+        let Some(policy) = &self.policy else { return true };
+        let follows = news.seq == heard.seq + 1 && (heard.seq > 0 || news.reset);
+        if heard.before && (news.reset || !follows) {
+            worker.renew_cache();
+            // Views of the Workers know their caches by number.
+            self.publish();
+        }
+        *heard = Heard { seq: news.seq, before: true };
+        if follows {
+            policy.told(worker, news);
+        }
+        follows
+    }
+
     fn report(&self, worker: &Worker, report: LoadReport) {
         let before = worker.state();
         if worker.set_report(report) {
@@ -309,13 +344,15 @@ async fn tick(pool: std::sync::Weak<Pool>) {
 /// Keeps one Worker's load coming for as long as it is registered.
 async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
     let mut pause = RETRY_MIN;
-    loop {
+    let mut heard = Heard::default();
+    'subscribed: loop {
         let Some(call) = pool.upgrade().map(|pool| {
             let options = CallOptions { timeout: None, ..CallOptions::default() };
-            pool.cluster.call(worker.target(), protocol::subscribe_load(), options)
+            pool.cluster.call(worker.target(), protocol::subscribe_load(pool.policy.is_some()), options)
         }) else {
             return;
         };
+        heard.seq = 0;
         let lost = match call.await {
             Ok(Reply::Stream(mut reports)) => loop {
                 match reports.next().await {
@@ -326,9 +363,14 @@ async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
                         };
                         let Some(pool) = pool.upgrade() else { return };
                         match report {
-                            Ok(report) => {
+                            Ok(mut report) => {
                                 pause = RETRY_MIN;
+                                let news = report.blocks.take();
                                 pool.report(&worker, report);
+                                if news.is_some_and(|news| !pool.news(&worker, &news, &mut heard)) {
+                                    tracing::warn!(worker = %worker.target().actor, "news of a worker's cache was lost; asking again");
+                                    continue 'subscribed;
+                                }
                             }
                             Err(error) => tracing::warn!(worker = %worker.target().actor, error, "bad load report"),
                         }

@@ -169,6 +169,10 @@ impl Worker {
     pub fn cache(&self) -> u32 {
         self.cache.load(Ordering::Relaxed)
     }
+    /// What is known of its prompt cache is void.
+    pub(super) fn renew_cache(&self) {
+        self.cache.store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+    }
     /// What it is doing. The report is newer than the metadata, which has to travel; but who says anywhere that it goes
     /// does go.
     pub fn state(&self) -> State {
@@ -310,7 +314,7 @@ impl Worker {
         let served = self.facts.load().reported.as_deref().is_some_and(|state| State::parse(state) == State::Ready);
         if served && matches!(State::parse(&report.state), State::Loading | State::Failed) {
             // What comes back is another process, or has lost what it had.
-            self.cache.store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+            self.renew_cache();
         }
         let reached = self.set_reachable(true);
         let changed = self.update(|facts| {

@@ -135,12 +135,12 @@ impl Gateway {
         };
         let (listener, addr) = listen::bind(&config.host, config.port)?;
         let limits = Limits { silence: config.worker_silence, standstill: config.worker_standstill };
-        let pool = Pool::start(Arc::clone(&cluster), served, limits)
+        let policy: Arc<dyn Policy> = config.policy.build(config.policy_options()).into();
+        let pool = Pool::start(Arc::clone(&cluster), served, limits, Some(Arc::clone(&policy)))
             .map_err(|error| GatewayError::Config(format!("worker_name: {error}")))?;
         if let Some(trust) = trust {
             pool.trust(trust);
         }
-        let policy: Arc<dyn Policy> = config.policy.build(config.policy_options()).into();
         if policy.wants_prefix() {
             tend(&pool, Arc::clone(&policy));
         }

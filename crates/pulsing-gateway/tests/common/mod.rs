@@ -4,7 +4,7 @@
 pub mod engine;
 pub mod pki;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use pulsing_core::{
 use pulsing_gateway::cluster::{BoxFuture, Instances};
 pub use pulsing_gateway::protocol::Delta;
 use pulsing_gateway::protocol::{
-    self, Answer, Deltas, Description, Generate, Kind, LoadReport, Question, Request, Usage,
+    self, Answer, BlockNews, Deltas, Description, Generate, Kind, LoadReport, Question, Request, Usage,
 };
 use pulsing_gateway::{Cluster, Gateway, GatewayConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -49,6 +49,10 @@ pub struct FakeWorker {
     hushed: AtomicBool,
     /// Reports sent.
     pub told: AtomicUsize,
+    /// News of its cache, one for each report to who asked for news.
+    pub news: Mutex<VecDeque<BlockNews>>,
+    /// Subscriptions with news.
+    pub followed: AtomicUsize,
     /// What every call is answered with instead.
     broken: Mutex<Option<Error>>,
     metadata: Mutex<BTreeMap<String, String>>,
@@ -79,6 +83,11 @@ impl FakeWorker {
     /// As after SIGSTOP: it reports no more, and what it does is up to its handler.
     pub fn hush(&self, hushed: bool) {
         self.hushed.store(hushed, Ordering::SeqCst);
+        self.load.send_modify(|_| ());
+    }
+    /// Tells this of its cache, with the next reports.
+    pub fn tell(&self, news: BlockNews) {
+        self.news.lock().push_back(news);
         self.load.send_modify(|_| ());
     }
     pub fn asked(&self) -> usize {
@@ -125,6 +134,8 @@ impl FakeCluster {
             load: watch::Sender::new(LoadReport { state, capacity: 4, ..LoadReport::default() }),
             hushed: AtomicBool::new(false),
             told: AtomicUsize::new(0),
+            news: Mutex::default(),
+            followed: AtomicUsize::new(0),
             broken: Mutex::default(),
             metadata: Mutex::new(metadata),
             authorization: Mutex::default(),
@@ -284,8 +295,11 @@ impl Cluster for FakeCluster {
                 Kind::SubscribeLoad(_) if worker.metadata.lock().contains_key("mute") => {
                     fail(responder, 400, "no load reports here");
                 }
-                Kind::SubscribeLoad(_) => {
-                    tokio::spawn(send_load(Arc::clone(&worker), responder));
+                Kind::SubscribeLoad(asked) => {
+                    if asked.blocks {
+                        worker.followed.fetch_add(1, Ordering::SeqCst);
+                    }
+                    tokio::spawn(send_load(Arc::clone(&worker), responder, asked.blocks));
                 }
                 Kind::Generate(generate) => {
                     worker.asked.fetch_add(1, Ordering::SeqCst);
@@ -331,11 +345,15 @@ impl Cluster for FakeCluster {
     }
 }
 
-async fn send_load(worker: Arc<FakeWorker>, responder: Responder) {
+async fn send_load(worker: Arc<FakeWorker>, responder: Responder, blocks: bool) {
+    let cancel = responder.cancel_signal().clone();
     let stream = responder.stream();
     let mut load = worker.load.subscribe();
-    loop {
-        let report = load.borrow_and_update().clone();
+    while !cancel.is_cancelled() {
+        let mut report = load.borrow_and_update().clone();
+        if blocks {
+            report.blocks = worker.news.lock().pop_front();
+        }
         if !worker.hushed.load(Ordering::SeqCst) {
             if stream.send(protocol::payload(&report, None)).await.is_err() {
                 return;

@@ -129,7 +129,7 @@ impl WorkerPicker {
         let runtime = system.runtime();
         let _guard = runtime.enter();
         // No client ever names a model here, so the public name is none that one could ask for.
-        let pool = Pool::start(Arc::new(system.core()), vec![Served::new("", worker_name)], Limits::default())
+        let pool = Pool::start(Arc::new(system.core()), vec![Served::new("", worker_name)], Limits::default(), None)
             .map_err(|error| PyValueError::new_err(format!("worker_name: {error}")))?;
         Ok(Self { pool, kind, policy: Mutex::new(kind.build(PolicyOptions::default()).into()) })
     }

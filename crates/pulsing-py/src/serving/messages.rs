@@ -1,5 +1,7 @@
 //! The messages of `proto/worker.proto`. Workers build and read them; the bytes are made here.
 
+use bytes::Bytes;
+use pulsing_gateway::api::{self, Api};
 use pulsing_gateway::protocol;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -17,6 +19,9 @@ pub(crate) struct WorkerRequest {
     kind: &'static str,
     #[pyo3(get)]
     version: u32,
+    /// A subscriber wants news of the prompt cache.
+    #[pyo3(get)]
+    blocks: bool,
     generate: protocol::Generate,
     #[pyo3(get)]
     body: Py<PyBytes>,
@@ -35,9 +40,13 @@ impl WorkerRequest {
                 protocol::VERSION
             )));
         }
+        let mut blocks = false;
         let (kind, generate) = match request.kind {
             Some(protocol::Kind::Generate(generate)) => ("generate", generate),
-            Some(protocol::Kind::SubscribeLoad(_)) => ("subscribe_load", protocol::Generate::default()),
+            Some(protocol::Kind::SubscribeLoad(asked)) => {
+                blocks = asked.blocks;
+                ("subscribe_load", protocol::Generate::default())
+            }
             Some(protocol::Kind::Describe(_)) => ("describe", protocol::Generate::default()),
             Some(protocol::Kind::Question(protocol::Question { api, request_id, deadline_ms, traceparent })) => {
                 let shared = protocol::Generate { api, request_id, deadline_ms, traceparent, ..Default::default() };
@@ -49,7 +58,7 @@ impl WorkerRequest {
             Some(buffer) => PyBytes::new_with(py, buffer.len_bytes(), |bytes| buffer.copy_to_slice(py, bytes))?,
             None => PyBytes::new(py, b""),
         };
-        Ok(Self { kind, version: request.version, generate, body: body.unbind() })
+        Ok(Self { kind, version: request.version, blocks, generate, body: body.unbind() })
     }
     #[getter]
     fn api(&self) -> &str {
@@ -86,7 +95,7 @@ impl WorkerRequest {
 
 /// The head of a request, for tests and for engines that forward to other workers.
 #[pyfunction]
-#[pyo3(signature = (kind, *, api = String::new(), request_id = String::new(), deadline = None, traceparent = String::new(), continue_text = String::new(), continue_tokens = Vec::new(), handoff = Vec::new()))]
+#[pyo3(signature = (kind, *, api = String::new(), request_id = String::new(), deadline = None, traceparent = String::new(), continue_text = String::new(), continue_tokens = Vec::new(), handoff = Vec::new(), blocks = false))]
 pub(crate) fn encode_request<'py>(
     py: Python<'py>,
     kind: &str,
@@ -97,6 +106,7 @@ pub(crate) fn encode_request<'py>(
     continue_text: String,
     continue_tokens: Vec<u32>,
     handoff: Vec<u8>,
+    blocks: bool,
 ) -> PyResult<Bound<'py, PyBytes>> {
     // A float becomes an integer saturating: a negative deadline has passed, which 1 ms says.
     let deadline_ms = deadline.map_or(0, |seconds| ((seconds * 1000.0) as u64).max(1));
@@ -111,7 +121,7 @@ pub(crate) fn encode_request<'py>(
             continue_tokens,
             handoff: handoff.into(),
         }),
-        "subscribe_load" => protocol::Kind::SubscribeLoad(protocol::SubscribeLoad {}),
+        "subscribe_load" => protocol::Kind::SubscribeLoad(protocol::SubscribeLoad { blocks }),
         "describe" => protocol::Kind::Describe(protocol::Describe {}),
         other => {
             return Err(malformed(format!(
@@ -278,6 +288,23 @@ pub(crate) fn decode_deltas(py: Python<'_>, head: PyBuffer<u8>) -> PyResult<Vec<
     Ok(deltas.deltas.into_iter().map(Delta).collect())
 }
 
+/// How Routers call the prompt of a request, and how long it is: the hash of each whole block of 256 bytes and all before it, and
+/// the bytes of all of it. Nothing of several prompts, and of a body that no Router would pass on.
+#[pyfunction]
+pub(crate) fn prompt_blocks(api: &str, body: &[u8]) -> (Vec<u64>, usize) {
+    let api = match api {
+        "chat.completions" => Api::Chat,
+        "completions" => Api::Completions,
+        _ => return (Vec::new(), 0),
+    };
+    let body = Bytes::copy_from_slice(body);
+    let Ok(parsed) = api::parse(api, &body) else { return (Vec::new(), 0) };
+    let chain = parsed.chain(&body);
+    // Of a huge prompt only the beginning is hashed; how it is escaped matters little there.
+    let length = chain.length().unwrap_or(parsed.text.len());
+    (chain.finish(), length)
+}
+
 /// The answer to a question of the worker protocol. `embeddings` are 32-bit floats as bytes, little-endian.
 #[pyfunction]
 #[pyo3(signature = (*, embeddings = Vec::new(), tokens = Vec::new(), token_texts = Vec::new(), text = String::new(), usage = None, max_model_len = 0))]
@@ -335,10 +362,17 @@ impl LoadReport {
             detail,
             max_model_len,
             answer_age_ms,
+            blocks: None,
         }))
     }
-    fn encode<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &protocol::encode(&self.0))
+    /// `blocks`: number, reset, stored and dropped of the news of the prompt cache that go with it.
+    #[pyo3(signature = (blocks = None))]
+    fn encode<'py>(&self, py: Python<'py>, blocks: Option<(u64, bool, Vec<u64>, Vec<u64>)>) -> Bound<'py, PyBytes> {
+        let Some((seq, reset, stored, dropped)) = blocks else {
+            return PyBytes::new(py, &protocol::encode(&self.0));
+        };
+        let blocks = Some(protocol::BlockNews { seq, reset, stored, dropped });
+        PyBytes::new(py, &protocol::encode(&protocol::LoadReport { blocks, ..self.0.clone() }))
     }
     #[staticmethod]
     fn decode(py: Python<'_>, head: PyBuffer<u8>) -> PyResult<Self> {
@@ -401,6 +435,12 @@ impl LoadReport {
     #[getter]
     fn answer_age_ms(&self) -> u64 {
         self.0.answer_age_ms
+    }
+    /// Number, reset, stored and dropped of the news of the prompt cache that came with it.
+    #[getter]
+    fn blocks(&self) -> Option<(u64, bool, Vec<u64>, Vec<u64>)> {
+        let news = self.0.blocks.as_ref()?;
+        Some((news.seq, news.reset, news.stored.clone(), news.dropped.clone()))
     }
     fn __repr__(&self) -> String {
         format!("<LoadReport {} {}+{} of {}>", self.0.state, self.0.running, self.0.waiting, self.0.capacity)
