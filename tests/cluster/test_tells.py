@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from runtime_util import cluster, eventually, run
 
 import pulsing as pul
+from pulsing.core._propagate import chosen
 from pulsing.exceptions import ActorStoppedError, ConnectionLostError, MailboxFull, NodeNotFoundError
 
 MAILBOX = 16
@@ -167,3 +170,44 @@ def test_r1_what_was_told_right_before_a_shutdown_arrives() -> None:
                 await eventually("all has arrived", lambda expected=expected: gate.seen == expected)
 
     run(main())
+
+
+def test_r9_a_tell_that_fails_on_another_node_is_logged_with_the_line_that_sent_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Frail(pul.Actor):
+        async def receive(self, msg: Any) -> None:
+            raise RuntimeError("nobody waits")
+
+        async def relay(self, other: Any) -> None:
+            await other.tell("from a handler")  # this line
+
+    async def main() -> list[str]:
+        async with cluster(2) as (one, two):
+            await one.spawn(Frail(), name="frail")
+            far = await two.resolve("frail", timeout=5)
+            relay = (await two.spawn(Frail(), name="relay")).as_any()
+            await far.tell("plain")  # this line
+            await far.tell(pul.Message("kind", b"body"))  # this line
+            token = color.set("red")
+            await far.tell("with more")  # this line
+            await far.tell(pul.Message("kind", b"with more"))  # this line
+            color.reset(token)
+            await relay.relay(far)
+            await far.tell("no_such_method", 1)  # this line
+            said = [
+                f"frail.receive, told at {__file__}:{line} on the node at {two.addr}, failed" for line in lines[1:6]
+            ]
+            said += [f"frail.receive, told at {__file__}:{lines[0]} on the node at {two.addr}, failed"]
+            said[-2] = f"frail cannot read a message, told at {__file__}:{lines[5]} on the node at {two.addr}"
+            await eventually("all are logged", lambda: len(caplog.records) == len(said))
+            return said
+
+    color: contextvars.ContextVar[str] = contextvars.ContextVar("tests.cluster.test_tells.color")
+    monkeypatch.setattr(chosen, "active", True)
+    monkeypatch.setattr(chosen, "variables", {color.name: color})
+    with open(__file__, encoding="utf-8") as source:
+        lines = [n for n, line in enumerate(source, 1) if line.rstrip().endswith("# this line")]
+    with caplog.at_level(logging.ERROR, "pulsing"):
+        said = run(main())
+    assert sorted(record.getMessage() for record in caplog.records) == sorted(said)

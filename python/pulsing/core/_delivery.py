@@ -37,7 +37,7 @@ class Delivery:
         carried: Context variables that travel with the call; None: the handler's context needs nothing.
         no_wait: Refuse instead of waiting in a full mailbox.
         one_way: Nobody waits for the answer.
-        site: File and line that sent it, of a message that nobody waits for.
+        site: File, line and, of another node, address that sent it, of a message that nobody waits for.
     """
 
     # No slots: a message sets a third of these, and what is not set costs nothing.
@@ -49,7 +49,7 @@ class Delivery:
     carried: dict[str, Any] | None = None
     no_wait = False
     one_way = False
-    site: tuple[str, int] | None = None
+    site: tuple[str, int, str] | None = None
     state = WAITING
     cell: Cell | None = None
     task: asyncio.Task[None] | None = None

@@ -257,7 +257,9 @@ class Handlers:
             raise error
         else:
             if d.one_way:
-                _log.error("%s.%s, told %s, failed", cell.label, d.spec.name, _whence(cell, d), exc_info=error)
+                _log.error(
+                    "%s.%s, told %s, failed", cell.label, d.spec.name, whence(cell, d.site, d.sender), exc_info=error
+                )
             d.fail(as_raised(error))
             cell.life.failed(error)
 
@@ -312,11 +314,12 @@ class Handlers:
             task.cancel()
 
 
-def _whence(cell: Cell, d: Delivery) -> str:
+def whence(cell: Cell, site: tuple[str, int, str] | None, sender: bytes | None) -> str:
     """Where a message came from that nobody waits for: who reads of its failure can look there."""
-    if d.site is not None:
-        return f"at {d.site[0]}:{d.site[1]}"
-    return f"by actor {cell.system.label_of(d.sender)}" if d.sender is not None else "from elsewhere"
+    if site is not None:
+        file, line, node = site
+        return f"at {file}:{line}" + (f" on the node at {node}" if node else "")
+    return f"by actor {cell.system.label_of(sender)}" if sender is not None else "from elsewhere"
 
 
 def _call_in(cell: Cell, d: Delivery) -> Any:

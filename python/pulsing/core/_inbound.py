@@ -14,6 +14,7 @@ from pulsing.core._bridge import DISPLACED, ENDING, INBOUND, PLAIN
 from pulsing.core._cell import Cell
 from pulsing.core._delivery import DONE, Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec
+from pulsing.core._handlers import whence
 from pulsing.core._life import STOPPED
 from pulsing.core._pickle import GLOBAL, loads
 from pulsing.core._propagate import OTEL, arrive
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 Resolved = tuple[MethodSpec, tuple[Any, ...], dict[str, Any]]
 """How a handler runs, and its arguments."""
+
+Envelope = tuple[int, str, tuple[Any, ...], dict[str, Any], dict[str, bytes] | None, tuple[str, int, str] | None]
+"""Operation, name, arguments, what the call carries, and the file, line and address that a `tell` came from."""
 
 _log = logging.getLogger("pulsing")
 
@@ -248,12 +252,15 @@ class Inlet:
         one_way, timeout = call.one_way, call.timeout
         remote = RemoteReply(self._bridge, call)
         reply: Reply = TellReply(call) if one_way else remote
+        site = None
         try:
-            (spec, args, kwargs), packed = self._decode(call)
+            op, name, args, kwargs, packed, site = self._decode(call)
+            spec, args, kwargs = resolve_call(cell, op, name, args, kwargs)
             carried = arrive(packed, cell.system)
         except Exception as error:  # noqa: BLE001 - whatever the unpickling of the caller's objects raises
             if one_way:
-                _log.error("%s cannot read a message", cell.label, exc_info=error)
+                told = whence(cell, site, call.sender)
+                _log.error("%s cannot read a message, told %s", cell.label, told, exc_info=error)
             reply.error(error)
             return
         d = Delivery(loop, spec, args, kwargs, reply)
@@ -270,6 +277,7 @@ class Inlet:
         if one_way:
             # A tell that came through Rust has been told to be on its way: it is kept, whatever its `no_wait`.
             d.one_way = True
+            d.site = site
             d.on_admitted = call.accept
             cell.mailbox.deliver(d)
             if d.on_admitted is not None and not cell.mailbox.holds_back(d):
@@ -280,21 +288,24 @@ class Inlet:
         if not remote.done:
             self._cancellable(d, call.token)
 
-    def _decode(self, call: _core.InboundCall) -> tuple[Resolved, dict[str, bytes] | None]:
+    def _decode(self, call: _core.InboundCall) -> Envelope:
         cell = self._cell
+        more: list[Any]
         if call.codec == PICKLE:
             try:
-                op, name, args, kwargs, *packed = decode(PICKLE, call.head, call.buffers, cell.system)
+                op, name, args, kwargs, *more = decode(PICKLE, call.head, call.buffers, cell.system)
             except (ImportError, AttributeError) as error:
                 from pulsing.core._spawn import unreadable
 
                 node = f"{cell.system.node_id} at {cell.system.addr}"
                 raise unreadable(error, f"a message for actor {cell.label}", node) from error
-            return resolve_call(cell, op, name, args, kwargs), packed[0] if packed else None
+            packed, site, *_ = (*more, None, None)
+            return op, name, args, kwargs, packed, site
         if call.codec == RAW:
             message = decode(RAW, call.head, call.buffers, cell.system)
-            beside = loads(bytes(call.buffers[1])) if len(call.buffers) > 1 else None
-            return resolve_call(cell, OP_MESSAGE, "", (message,), {}), beside
+            more = [loads(bytes(one)) for one in call.buffers[1:3]]
+            packed, site, *_ = (*more, None, None)
+            return OP_MESSAGE, "", (message,), {}, packed, site
         raise PulsingRuntimeError(
             f"actor {cell.label} takes pickled calls and plain messages"
             + (f" and protocols {sorted(cell.protocols)}" if cell.protocols else "")

@@ -30,15 +30,21 @@ if TYPE_CHECKING:
 
 
 def _envelope(
-    op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], carried: dict[str, Any] | None
+    op: int,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    carried: dict[str, Any] | None,
+    site: tuple[str, int, str] | None = None,
 ) -> tuple[int, bytes, list[Any]]:
     packed = pack(carried) if carried else None
+    # What few messages have comes last, and is left out: who does not know it does not miss it.
+    more = (packed, site) if site else (packed,) if packed else ()
     if op == OP_MESSAGE and type(args[0]) is Message and not args[0].is_stream:
         # Who is no Python actor reads the body alone.
-        beside = [dumps_whole(packed)] if packed else []
-        return RAW, args[0].msg_type.encode(), [args[0].payload, *beside]
+        return RAW, args[0].msg_type.encode(), [args[0].payload, *map(dumps_whole, more)]
     try:
-        head, buffers = dumps((op, name, args, kwargs, packed) if packed else (op, name, args, kwargs))
+        head, buffers = dumps((op, name, args, kwargs, *more))
     except TypeError as error:
         from pulsing.core._unsendable import arguments, unsendable
 
@@ -193,10 +199,13 @@ def remote_tell(
     context: CallContext | None,
     trace: str | None = None,
     carried: dict[str, Any] | None = None,
+    site: tuple[str, int, str] | None = None,
 ) -> Awaitable[None] | None:
-    """Sends through Rust, without an answer. None: it is on its way; else that is to be awaited."""
+    """Sends through Rust, without an answer, from `site`: file, line, and the node's address. None: it is on its way;
+    else that is to be awaited.
+    """
     bridge = _bridge.bridge_of(asyncio.get_running_loop())
-    codec, head, buffers = _envelope(op, name, args, kwargs, carried)
+    codec, head, buffers = _envelope(op, name, args, kwargs, carried, site)
     try:
         waiting = ref._system.core.tell(
             bridge.core,
