@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import importlib
 import os
@@ -10,9 +11,10 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from pulsing.exceptions import (
     NameTakenError,
     NodeNotFoundError,
     PulsingActorError,
+    PulsingTimeoutError,
     RemoteTraceback,
 )
 
@@ -327,3 +330,56 @@ def test_a_wrapped_class_sent_beside_something_by_value_stays_the_class_it_is() 
             assert await local.check(Placed("a plain instance"))
 
     run(main())
+
+
+MAY_RETURN = threading.Event()
+ENDED: list[str] = []
+
+
+@pul.remote
+class Stuck:
+    def __init__(self) -> None:
+        MAY_RETURN.wait(30)
+
+    def on_stop(self) -> None:
+        ENDED.append("stuck")
+
+
+@asynccontextmanager
+async def elsewhere(seed: str, **settings: Any) -> AsyncIterator[pul.ActorSystem]:
+    """A node that has joined, on the loop of another thread."""
+
+    async def live() -> None:
+        async with local_system(seeds=[seed], **settings) as system:
+            started.set_result((system, asyncio.get_running_loop()))
+            await over.wait()
+
+    started: concurrent.futures.Future[tuple[pul.ActorSystem, asyncio.AbstractEventLoop]] = concurrent.futures.Future()
+    over = asyncio.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(live()))
+    thread.start()
+    system, loop = await asyncio.wrap_future(started)
+    try:
+        yield system
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        await asyncio.to_thread(thread.join)
+
+
+def test_r8_a_constructor_that_holds_up_another_node_fails_its_spawn_and_leaves_no_actor_there() -> None:
+    async def main() -> None:
+        async with local_system() as here, elsewhere(here.addr, start_timeout=0.1) as there:
+            with pytest.raises(PulsingTimeoutError, match=rf"1.2 s: the start of .*Stuck on node {there.node_id}"):
+                await Stuck.spawn(system=here, name="stuck", placement=there.node_id)
+            # It is still in there. What it becomes is ended, and its name free again.
+            assert not ENDED
+            MAY_RETURN.set()
+            await eventually("what came late is stopped", lambda: bool(ENDED))
+            await eventually("its name is free", lambda: there.local_actor_names() == [])
+            again = await Stuck.spawn(system=here, name="stuck", placement=there.node_id)
+            assert again.node_id == there.node_id
+
+    try:
+        run(main())
+    finally:
+        MAY_RETURN.set()

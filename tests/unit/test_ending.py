@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -329,6 +330,86 @@ def test_a_timer_and_a_slow_handler_do_not_hold_up_a_stop() -> None:
             ticks = instance.ticks
             await asyncio.sleep(0.05)
             assert instance.ticks == ticks
+
+    run(main())
+
+
+def test_r8_a_constructor_has_a_deadline_that_names_its_class_and_what_comes_late_is_stopped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Made(pul.Actor):
+        def on_stop(self) -> None:
+            stopped.append(self)
+
+    @pul.blocking
+    class InThread(Made):
+        def __init__(self) -> None:
+            may_return.wait(30)
+            made.append(self)
+
+    async def factory() -> Made:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            cleaned.append("factory")
+        return Made()
+
+    async def main() -> None:
+        async with local_system(start_timeout=0.05) as system:
+            with pytest.raises(
+                PulsingTimeoutError, match=r"0.05 s: the constructor of actor slow .*factory\), .*start_time"
+            ):
+                await system.spawn(factory, name="slow")
+            assert cleaned == ["factory"]
+            with pytest.raises(
+                PulsingTimeoutError, match=r"0.05 s: the constructor of actor slow .*InThread\), .*start_ti"
+            ):
+                await system.spawn(InThread, name="slow")
+            # A spawn that is given up meanwhile is no other.
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await system.spawn(InThread, name="slow")
+            assert system.local_actor_names() == []
+            assert not made
+            may_return.set()
+            await eventually("what came late is stopped", lambda: len(stopped) == 2)
+            assert set(stopped) == set(made)
+            assert system.local_actor_names() == []
+            await system.spawn(InThread, name="slow")
+        assert len(stopped) == 3
+
+    may_return = threading.Event()
+    made: list[Made] = []
+    stopped: list[Made] = []
+    cleaned: list[str] = []
+    run(main())
+    assert caplog.text.count("returned after its time: what it made is stopped") == 2
+
+
+def test_r9_a_constructor_that_takes_too_long_on_the_way_up_is_a_failure_like_any() -> None:
+    async def main() -> None:
+        async with local_system(start_timeout=0.05) as system:
+            instances = 0
+
+            async def factory() -> Any:
+                nonlocal instances
+                instances += 1
+                if instances == 2:
+                    await asyncio.sleep(600)
+                return Crash()
+
+            ref = await system.spawn(factory, restart_policy="on_failure", min_backoff=0.001, max_backoff=0.002)
+            with pytest.raises(RuntimeError, match="crash"):
+                await ref.as_any().crash()
+            assert await ref.as_any().ping() == "pong"
+            assert instances == 3
+
+    class Crash:
+        def crash(self) -> None:
+            raise RuntimeError("crash")
+
+        def ping(self) -> str:
+            return "pong"
 
     run(main())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from pulsing.core._mailbox import CAPACITY, Mailbox
 from pulsing.core._supervision import RestartPolicy
 
 if TYPE_CHECKING:
+    from pulsing.core._spawn import Blueprint
     from pulsing.core._system import ActorSystem
 
 _log = logging.getLogger("pulsing")
@@ -50,11 +51,10 @@ class Cell:
     def __init__(
         self,
         system: ActorSystem,
-        factory: Callable[[], Any],
+        plan: Blueprint,
         *,
         name: str | None,
         policy: RestartPolicy,
-        blocking: bool = False,
         mailbox: int = CAPACITY,
         max_concurrency: int = MAX_CONCURRENCY,
     ) -> None:
@@ -81,7 +81,7 @@ class Cell:
         """What its handlers' contexts are copied from: the surroundings of its spawn."""
         self.mailbox = Mailbox(self, mailbox)
         self.handlers = Handlers(self, max_concurrency)
-        self.life = Life(self, factory, policy, blocking)
+        self.life = Life(self, plan, policy)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return nothing, ()

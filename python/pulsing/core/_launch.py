@@ -105,10 +105,9 @@ class Launcher:
         name = None if options.name is None else self.free(options.name, options.unique)
         cell = Cell(
             system,
-            plan.build,
+            plan,
             name=name,
             policy=options.policy.under(system.config),
-            blocking=plan.blocking,
             mailbox=options.mailbox or system.config.mailbox,
             max_concurrency=options.max_concurrency or system.config.max_concurrency,
         )

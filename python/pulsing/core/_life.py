@@ -20,6 +20,7 @@ from pulsing.exceptions import CallCancelledError, PulsingBusinessError, Pulsing
 if TYPE_CHECKING:
     from pulsing.core._cell import Cell
     from pulsing.core._delivery import Delivery
+    from pulsing.core._spawn import Blueprint
     from pulsing.core._watch import Tools
 
 _log = logging.getLogger("pulsing")
@@ -40,15 +41,14 @@ class Life:
     """Starts, restarts and ends an actor."""
 
     __slots__ = (
-        "_blocking",
         "_budget",
         "_cell",
         "_changed",
         "_cut_at",
         "_end",
-        "_factory",
         "_finishing",
         "_mine",
+        "_plan",
         "_policy",
         "_rank",
         "_restart_task",
@@ -62,11 +62,10 @@ class Life:
         "watchers",
     )
 
-    def __init__(self, cell: Cell, factory: Callable[[], Any], policy: RestartPolicy, blocking: bool) -> None:
+    def __init__(self, cell: Cell, plan: Blueprint, policy: RestartPolicy) -> None:
         self._cell = cell
-        self._factory = factory
+        self._plan = plan
         self._policy = policy
-        self._blocking = blocking
         self._budget = RestartBudget(policy)
         self._end: asyncio.Future[None] | None = None
         self._rank = -1
@@ -119,32 +118,73 @@ class Life:
             raise CallCancelledError(f"the start of actor {self._cell.label} was cancelled by its own side") from error
 
     async def _create(self) -> None:
+        plan = self._plan
         try:
-            if self._blocking:
-                instance = await run_in_thread(self._cell.context.copy(), self._factory)
+            if plan.blocking:
+                instance = await self._made_in_thread()
             else:
-                instance = self._enter(self._factory)
+                instance = self._enter(plan.build)
                 if inspect.isawaitable(instance):
-                    instance = await instance
+                    instance = await self._within_start_timeout("the constructor", instance)
         except SystemExit as error:
             raise self._exited("constructor", error) from error
         self.adopt(instance)
         await self._run_on_start()
 
-    async def _run_on_start(self) -> None:
-        pending = self._call_hook("on_start", self._cell.id)
-        if pending is None:
+    async def _made_in_thread(self) -> Any:
+        """What a constructor makes in a thread. It cannot be interrupted when it takes too long, or its spawn is given up:
+        what it makes later is stopped.
+        """
+
+        async def make() -> Any:
+            try:
+                return await run_in_thread(self._cell.context.copy(), self._plan.build)
+            except SystemExit as error:
+                # Out of a task it would end the loop.
+                raise self._exited("constructor", error) from error
+
+        making = self._cell.system.loop.create_task(make())
+        try:
+            await asyncio.wait({making}, timeout=self.start_timeout)
+        finally:
+            if not making.done():
+                self._cell.system.background(self._stop_late(making))
+        if not making.done():
+            raise self._too_late("the constructor")
+        return making.result()
+
+    async def _stop_late(self, making: asyncio.Task[Any]) -> None:
+        try:
+            instance = await making
+        except Exception as error:  # noqa: BLE001 - whatever the user's constructor raises
+            _log.debug("the constructor of actor %s failed after its time", self._cell.label, exc_info=error)
             return
-        limit = self.start_timeout
-        clock = asyncio.timeout(limit)
+        _log.warning("%s returned after its time: what it made is stopped", self._named("the constructor"))
+        await self._run_on_stop(instance)
+
+    def _named(self, what: str) -> str:
+        return f"{what} of actor {self._cell.label} ({self._plan.label})"
+
+    def _too_late(self, what: str) -> PulsingTimeoutError:
+        return PulsingTimeoutError(
+            f"{self._named(what)}, for which start_timeout of its system is the limit",
+            round((self.start_timeout or 0.0) * 1000),
+        )
+
+    async def _within_start_timeout(self, what: str, work: Awaitable[Any]) -> Any:
+        clock = asyncio.timeout(self.start_timeout)
         try:
             async with clock:
-                await pending
+                return await work
         except TimeoutError as error:
-            if not clock.expired() or limit is None:
+            if not clock.expired():
                 raise
-            what = f"on_start of actor {self._cell.label} (start_timeout of its system)"
-            raise PulsingTimeoutError(what, round(limit * 1000)) from error
+            raise self._too_late(what) from error
+
+    async def _run_on_start(self) -> None:
+        pending = self._call_hook(self._cell.instance, "on_start", self._cell.id)
+        if pending is not None:
+            await self._within_start_timeout("on_start", pending)
 
     def _exited(self, where: str, error: SystemExit) -> PulsingSystemError:
         # An exit is this actor's business: it must not take the loop along, nor whoever spawned it.
@@ -186,10 +226,10 @@ class Life:
 
         return self._cell.context.copy().run(run)
 
-    def _call_hook(self, name: str, *args: Any) -> asyncio.Task[None] | None:
+    def _call_hook(self, instance: Any, name: str, *args: Any) -> asyncio.Task[None] | None:
         """Runs a hook, or returns the task of one that may suspend."""
         cell = self._cell
-        hook = getattr(cell.instance, name, None)
+        hook = getattr(instance, name, None)
         if not callable(hook) or getattr(hook, "__func__", None) in DEFAULT_HOOKS:
             return None
         given = args
@@ -198,7 +238,7 @@ class Life:
                 given = args if inspect.signature(hook).parameters else ()
             except (TypeError, ValueError):
                 given = args
-        threaded = self._blocking and not inspect.iscoroutinefunction(hook)
+        threaded = self._plan.blocking and not inspect.iscoroutinefunction(hook)
         try:
             result = run_in_thread(cell.context.copy(), hook, *given) if threaded else self._enter(hook, *given)
         except SystemExit as error:
@@ -217,12 +257,14 @@ class Life:
         return cell.system.loop.create_task(run(), context=cell.context.copy())
 
     async def _stop_hook(self) -> None:
-        if not self._stop_due:
-            return
-        self._stop_due = False
+        if self._stop_due:
+            self._stop_due = False
+            await self._run_on_stop(self._cell.instance)
+
+    async def _run_on_stop(self, instance: Any) -> None:
         label = self._cell.label
         try:
-            hook = self._call_hook("on_stop")
+            hook = self._call_hook(instance, "on_stop")
         except KeyboardInterrupt:
             raise
         except BaseException:  # noqa: BLE001 - the actor ends all the same

@@ -34,6 +34,10 @@ PYTHON_ACTOR_SERVICE_NAME = SERVICE_NAME
 _PATIENCE = 5.0
 """Seconds in which the service of a member becomes known."""
 _EVER = 1e9
+_START_TIMEOUT = "start_timeout"
+"""Metadata of the service: its node's setting, in seconds; 0: none."""
+_ON_THE_WAY = 1.0
+"""Seconds that a spawn on another node may take beyond what its constructor and its `on_start` may."""
 
 _log = logging.getLogger("pulsing")
 
@@ -47,8 +51,9 @@ class PythonActorService:
         self._begun = time.monotonic()
 
     def metadata(self) -> dict[str, str]:
-        """Tells others when this node is the own process of one actor."""
-        return {} if self._process_of is None else {PROCESS_OF: self._process_of}
+        """Tells others how long an actor may start here, and when this node is the own process of one actor."""
+        told = {_START_TIMEOUT: f"{self._system.config.start_timeout or 0:g}"}
+        return told if self._process_of is None else {**told, PROCESS_OF: self._process_of}
 
     async def spawn(self, order: Order) -> tuple[bytes, bytes]:
         """Starts an actor for another node. Returns the raw ids of its node and of itself."""
@@ -158,6 +163,9 @@ async def create_there(
 ) -> ActorRef:
     """Starts an actor on another node. Whoever is cancelled meanwhile, or gets no answer, leaves no actor there.
 
+    The node limits constructor and `on_start` itself, to its `start_timeout` each. If they block its loop it cannot: it
+    is waited for that long, and a little longer.
+
     Args:
         system: Who asks.
         node: Where.
@@ -165,6 +173,9 @@ async def create_there(
         options: How the actor lives.
         actor: Its id.
         patience: Seconds until the node must be known; None: as long as it takes.
+
+    Raises:
+        PulsingTimeoutError: The actor has not started in time, or within the deadline of the calling handler.
     """
     order = Order(plan.source(), plan.args, plan.kwargs, options, actor)
     try:
@@ -175,14 +186,29 @@ async def create_there(
             "placed there"
         ) from None
     try:
-        # As long as it takes, as here: constructors load models, and the caller's own deadline travels along.
-        there, made = await service._ask(OP_CALL, "spawn", (order,), {}, Options(timeout=None))
-    except (asyncio.CancelledError, PulsingTimeoutError, ConnectionLostError):
-        # It may have been ready just then, its answer on the way.
+        # The caller's own deadline travels along.
+        limit = Options(timeout=_start_limit(system, node, options))
+        there, made = await service._ask(OP_CALL, "spawn", (order,), {}, limit)
+    except (asyncio.CancelledError, PulsingTimeoutError, ConnectionLostError) as error:
+        # It may have been ready just then, its answer on the way; or will be once its constructor returns.
         with contextlib.suppress(PulsingError):
             await service._tell(OP_CALL, "discard", (order.actor,), {})
+        if isinstance(error, PulsingTimeoutError) and error.__cause__ is None:
+            # The node has not told, so that only here it is known what was to be made.
+            what = f"the start of {plan.label} on node {node} ({error.operation})"
+            raise PulsingTimeoutError(what, error.duration_ms) from error
         raise
     return ActorRef(system, NodeId(there), ActorId(made), options.name)
+
+
+def _start_limit(system: ActorSystem, node: NodeId, options: SpawnOptions) -> float | None:
+    """Seconds that a spawn on `node` is waited for."""
+    each = system.config.start_timeout
+    for one in system.core.instances(SERVICE_NAME):
+        if one["node_id"] == str(node) and _START_TIMEOUT in one["metadata"]:
+            each = float(one["metadata"][_START_TIMEOUT])
+    process = system.config.process_start_timeout if options.new_process else 0.0
+    return None if not each or process is None else 2 * each + process + _ON_THE_WAY
 
 
 async def find_there(system: ActorSystem, actor: ActorId) -> ActorRef | None:
