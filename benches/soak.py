@@ -1,9 +1,10 @@
 """Two processes at full load for minutes: does anything grow?
 
-    python benches/soak.py [--seconds 600] [--python PATH]
+    python benches/soak.py [--seconds 600] [--only KIND,...] [--python PATH]
 
 The load is in `soak_load.py`, the processes in `soak_node.py`. RSS, descriptors, threads and tasks of both are sampled
-each second. The first fifth is warm-up. After it the line fitted through the lowest RSS of each ten seconds must not
+each second. Before the load each node is given as much of a past as it remembers, so that this does not grow later. The
+first fifth of the load is warm-up. After it the line fitted through the lowest RSS of each ten seconds must not
 rise by more than `LIMIT_KB` a minute (a slope counts when it is over twice its standard error, so that short runs do
 not fail by noise). RSS is also what the allocator keeps between what lives; so the same is asked of what lives, with
 tighter limits: bytes of the C heap (`LIVE_KB`), and blocks of Python's (`BLOCKS`). Descriptors, threads and tasks must
@@ -34,14 +35,27 @@ FLOOR_SECONDS = 10
 SLACK_FDS = 5
 SLACK_THREADS = 5
 SLACK_TASKS = 0.2
+# Methods of `soak_load.Load`.
+KINDS = (
+    "ask",
+    "tell",
+    "large",
+    "stream_whole",
+    "stream_broken_off",
+    "stream_dropped",
+    "cancelled",
+    "late",
+    "failing",
+    "churn",
+)
 
 
 class Node:
     """One process of the soak."""
 
-    def __init__(self, python: pathlib.Path, role: str, seeds: str = "") -> None:
+    def __init__(self, python: pathlib.Path, role: str, kinds: str, seeds: str = "") -> None:
         self.role = role
-        command = [str(python), str(HERE / "soak_node.py"), "--role", role, "--seeds", seeds]
+        command = [str(python), str(HERE / "soak_node.py"), "--role", role, "--seeds", seeds, "--kinds", kinds]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self.said: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -152,14 +166,18 @@ def main() -> None:
     parser.add_argument(
         "--python", type=pathlib.Path, help="interpreter with pulsing; default: this tree's release wheel"
     )
+    parser.add_argument("--only", default=",".join(KINDS), help="kinds of load, separated by commas; default: all")
     parser.add_argument("--json", type=pathlib.Path, help="file for all samples")
     options = parser.parse_args()
+    unknown = set(options.only.split(",")) - set(KINDS)
+    if unknown:
+        parser.error(f"no kind of load: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     python = options.python or venv.ours()
     warm = options.seconds // 5
     nodes: list[Node] = []
     try:
-        nodes.append(Node(python, "server"))
-        nodes.append(Node(python, "client", nodes[0].before["ready"].split(",")[0]))
+        nodes.append(Node(python, "server", options.only))
+        nodes.append(Node(python, "client", options.only, nodes[0].before["ready"].split(",")[0]))
         failures = soak(nodes, options.seconds)
         for node in nodes:
             failures += judged(node, warm)

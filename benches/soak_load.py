@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pulsing as pul
@@ -21,32 +21,33 @@ class Load:
         targets: Actors, of this node and others.
         done: Counts what succeeded, by kind.
         errors: Counts what must not happen, by text.
+        kinds: Which kinds of traffic: names of methods.
     """
 
-    def __init__(self, system: Any, cls: Any, targets: list[Any], done: dict[str, int], errors: dict[str, int]) -> None:
+    def __init__(
+        self,
+        system: Any,
+        cls: Any,
+        targets: list[Any],
+        done: dict[str, int],
+        errors: dict[str, int],
+        kinds: Sequence[str],
+    ) -> None:
         self.system = system
         self.cls = cls
         self.targets = targets
         self.done = done
         self.errors = errors
+        self.kinds = kinds
         # Of each node's own: two loads must not claim the same names.
         self.dice = random.Random(str(system.node_id))
 
     def start(self) -> list["asyncio.Task[None]"]:
         """Starts the load; `end` takes what is returned."""
-        kinds: list[Callable[[Any], Awaitable[None]]] = [
-            *[self.ask] * ASKERS,
-            self.tell,
-            self.large,
-            self.stream_whole,
-            self.stream_broken_off,
-            self.stream_dropped,
-            self.cancelled,
-            self.late,
-            self.failing,
-            self.churn,
-        ]
-        return [asyncio.create_task(self.again(kind), name=kind.__name__) for kind in kinds]
+        running: list[Callable[[Any], Awaitable[None]]] = []
+        for name in self.kinds:
+            running += [getattr(self, name)] * (ASKERS if name == "ask" else 1)
+        return [asyncio.create_task(self.again(kind), name=kind.__name__) for kind in running]
 
     async def again(self, kind: Callable[[Any], Awaitable[None]]) -> None:
         """One kind of traffic, for ever."""

@@ -66,11 +66,12 @@ class Loop:
         self.started = threading.Event()
         self.stop = threading.Event()
 
-    async def run(self, loads: list[str]) -> None:
+    async def run(self, loads: list[str], kinds: list[str]) -> None:
         """Lives until `stop`.
 
         Args:
             loads: Names of the actors to put under load; none: a server.
+            kinds: Which kinds of traffic.
         """
         system = await pul.actor_system("127.0.0.1:0", seeds=self.seeds)
         lives_on(system)
@@ -79,7 +80,13 @@ class Loop:
         work = None
         if loads:
             targets = [await Target.resolve(name, system=system, timeout=10) for name in [*loads, self.name]]
-            work = soak_load.Load(system, Target, targets, self.done, self.errors)
+            for name in ("client-1", "client-2"):
+                # All are there before any of them has a past, which all remember.
+                await Target.resolve(name, system=system, timeout=60)
+            # Its own node, and one of the server's.
+            for target in (targets[int(self.name[-1]) - 1], targets[-1]):
+                await target.options(timeout=120.0).grow_old()
+            work = soak_load.Load(system, Target, targets, self.done, self.errors, kinds)
         self.started.set()
         running = work.start() if work else []
         while not self.stop.is_set():
@@ -139,8 +146,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--role", choices=["server", "client"], required=True)
     parser.add_argument("--seeds", default="")
+    parser.add_argument("--kinds", default="")
     options = parser.parse_args()
     seeds = [seed for seed in options.seeds.split(",") if seed]
+    kinds = options.kinds.split(",")
     first, second = (Loop(f"{options.role}-{number}", list(seeds)) for number in (1, 2))
     loads = [] if options.role == "server" else ["server-1", "server-2"]
 
@@ -149,13 +158,13 @@ def main() -> None:
             # The first node of the cluster is the other one's seed.
             first.started.wait(60)
             second.seeds = [first.addr]
-        asyncio.run(second.run(loads))
+        asyncio.run(second.run(loads, kinds))
 
     thread = threading.Thread(target=other)
     watcher = threading.Thread(target=watch, args=([first, second],))
     thread.start()
     watcher.start()
-    uvloop.run(first.run(loads))
+    uvloop.run(first.run(loads, kinds))
     thread.join()
     watcher.join()
 

@@ -132,8 +132,8 @@ class Life:
         await self._run_on_start()
 
     async def _made_in_thread(self) -> Any:
-        """What a constructor makes in a thread. It cannot be interrupted when it takes too long, or its spawn is given up:
-        what it makes later is stopped.
+        """What a constructor makes in a thread. It cannot be interrupted when it takes too long, or its spawn is given
+        up: what it makes later is stopped.
         """
 
         async def make() -> Any:

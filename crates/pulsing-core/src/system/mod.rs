@@ -8,6 +8,7 @@ mod config;
 mod driver;
 mod ending;
 mod endpoint;
+mod ends;
 mod join;
 mod links;
 mod names;

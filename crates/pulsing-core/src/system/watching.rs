@@ -3,7 +3,7 @@
 //! Watches of one actor share one call to its node, whatever their number. A broken link is not yet the end of a node: the
 //! calls are made again until membership says that the node is down or has left.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::ends::Ends;
 use super::node::{Inner, System};
 use super::service::{self, Ask, NODE_ACTOR};
 use super::{Ending, MemberState, Reason, Target, Terminated};
@@ -23,8 +24,6 @@ use crate::fault;
 use crate::id::{ActorId, NodeId};
 use crate::observe::Readiness;
 
-/// Ends that a node remembers, for watches that come after them.
-const REMEMBERED: usize = 4096;
 /// The wait before a broken watch is made again doubles from the first to the last.
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(1);
@@ -48,8 +47,7 @@ pub(super) struct Watching {
 #[derive(Default)]
 pub(super) struct State {
     here: HashMap<ActorId, HashMap<u64, LocalHook>>,
-    ended: HashMap<ActorId, Reason>,
-    ended_order: VecDeque<ActorId>,
+    ends: Ends,
     there: HashMap<NodeId, Node>,
     pub(super) links: HashMap<ActorId, HashMap<Target, WatchGuard>>,
 }
@@ -225,7 +223,7 @@ impl Inner {
                 state.here.entry(actor).or_default().insert(id, Box::new(hook));
                 return guard;
             }
-            state.ended.get(&actor).cloned().unwrap_or(Reason::NotFound)
+            state.ends.of(actor).unwrap_or(Reason::NotFound)
         };
         hook(reason);
         guard
@@ -241,14 +239,7 @@ impl Inner {
         let (removed, hooks, links) = {
             let mut state = self.watching.state.lock();
             let removed = remove()?;
-            if state.ended.insert(actor, reason.clone()).is_none() {
-                state.ended_order.push_back(actor);
-            }
-            if state.ended_order.len() > REMEMBERED
-                && let Some(oldest) = state.ended_order.pop_front()
-            {
-                state.ended.remove(&oldest);
-            }
+            state.ends.push(actor, reason.clone());
             (removed, state.here.remove(&actor), state.links.remove(&actor))
         };
         drop(links);
