@@ -12,13 +12,19 @@
 
 mod claim;
 mod delta;
+#[cfg(test)]
+mod golden_tests;
 mod health;
 mod identity;
+mod index;
+mod instances;
 mod membership;
 mod note;
 mod owner;
 mod preset;
 mod registry;
+mod repair;
+mod touched;
 
 pub use claim::Conflict;
 pub use delta::{Delta, Digest, Gone, OwnerVersion, Put};
@@ -29,3 +35,4 @@ pub use membership::{
 pub use owner::Shipment;
 pub use preset::Preset;
 pub use registry::{Entry, METADATA_LIMIT, Registry};
+pub use touched::Touched;

@@ -2,7 +2,7 @@
 //!
 //! Each node alone writes its entries; each write takes that node's next version. A write is pushed to every member at once
 //! as a [`Delta`]. What a push missed is repaired: nodes compare [`roots`](Registry::roots) now and then, exchange
-//! [`Digest`]s where they differ, and send a [`shipment`](Registry::shipment) of what the other lacks. Any replica may answer
+//! [`Digest`](super::Digest)s where they differ, and send a [`shipment`](Registry::shipment) of what the other lacks. Any replica may answer
 //! for any owner, since replicas at one version of an owner hold the same entries.
 //!
 //! Invariant: a replica holds, of each owner, the last change of every actor after `floor`, and every live entry at
@@ -12,11 +12,13 @@
 //! [`node_up`](Registry::node_up); a late one of a dead node waits for ever and is pushed out by others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::ops::Bound;
 
 use super::claim::{self, Conflict};
-use super::delta::{Delta, Digest, Gone, OwnerVersion, Put, bucket};
-use super::owner::{Cursor, Incoming, Owner, Shipment, fingerprint, put};
+use super::delta::{Delta, Gone, Put};
+use super::index::Index;
+use super::instances::Instances;
+use super::owner::{Incoming, Owner, put};
+use super::touched::Touched;
 use crate::id::{ActorId, NodeId};
 
 /// Bytes of metadata, keys and values together, that one entry may publish (R10).
@@ -24,8 +26,6 @@ pub const METADATA_LIMIT: usize = 1024;
 
 /// Deltas of one owner held back because an earlier one has not come yet.
 const HELD_BACK: usize = 64;
-/// Owners up to which a whole digest is sent where roots differ, 30 bytes each.
-const DIGEST_WHOLE: usize = 64;
 /// Deltas of nodes that are no members (yet, or any more) held back, of all such nodes together.
 const PARKED: usize = 256;
 
@@ -49,30 +49,19 @@ pub struct Entry {
     pub lost_to: Option<ActorId>,
 }
 
-/// The instances of a name.
-#[derive(Default)]
-struct Name {
-    /// Sorted. Most names have one instance, for which a tree would be ten times as large.
-    ids: Vec<(NodeId, ActorId)>,
-    /// How many of them want it for themselves.
-    unique: usize,
-}
-
 /// The registry of one node: its own entries and replicas of all others'.
 pub struct Registry {
-    me: NodeId,
-    owners: BTreeMap<NodeId, Owner>,
-    by_name: BTreeMap<String, Name>,
-    /// Names that cannot be all their instances'.
-    contested: BTreeSet<String>,
+    pub(super) me: NodeId,
+    pub(super) owners: BTreeMap<NodeId, Owner>,
+    by_name: Index,
     /// Entries of others that lost their name to one of this node, until they are asked for.
     beaten: Vec<(NodeId, Entry)>,
     by_actor: HashMap<ActorId, NodeId>,
-    members: BTreeSet<NodeId>,
+    pub(super) members: BTreeSet<NodeId>,
     parked: VecDeque<(NodeId, Delta)>,
-    /// Names that somebody here waits for changes of, and those of them that changed since they were taken.
-    watched: BTreeSet<String>,
-    touched: BTreeSet<String>,
+    /// Entries handed out: what a lookup costs.
+    #[cfg(test)]
+    pub(crate) handed_out: std::cell::Cell<usize>,
 }
 
 impl Registry {
@@ -81,14 +70,13 @@ impl Registry {
         Self {
             me,
             owners: BTreeMap::from([(me, Owner::default())]),
-            by_name: BTreeMap::new(),
-            contested: BTreeSet::new(),
+            by_name: Index::default(),
             beaten: Vec::new(),
             by_actor: HashMap::new(),
             members: BTreeSet::new(),
             parked: VecDeque::new(),
-            watched: BTreeSet::new(),
-            touched: BTreeSet::new(),
+            #[cfg(test)]
+            handed_out: std::cell::Cell::new(0),
         }
     }
 
@@ -146,117 +134,6 @@ impl Registry {
         std::mem::take(&mut self.beaten)
     }
 
-    /// A fingerprint of what is held, equal on two nodes exactly if their digests are (but for a chance of 2^-64).
-    pub fn root(&self) -> u64 {
-        fingerprint(self.known())
-    }
-
-    /// The [`root`](Self::root) and, where a digest is long, a fingerprint of each of 64 buckets of owners: nodes that differ
-    /// exchange digests of the buckets that do.
-    pub fn roots(&self) -> (u64, Vec<u64>) {
-        if self.owners.len() <= DIGEST_WHOLE {
-            return (self.root(), Vec::new());
-        }
-        let of = |index| fingerprint(self.known().filter(|(node, _)| bucket(**node) == index));
-        (self.root(), (0..64).map(of).collect())
-    }
-
-    /// This node's digest as far as it may differ from that of whoever has these [`roots`](Self::roots); `None` if nowhere.
-    pub fn differing(&self, root: u64, buckets: &[u64]) -> Option<Digest> {
-        if root == self.root() {
-            return None;
-        }
-        if buckets.len() != 64 {
-            return Some(self.digest());
-        }
-        let mut own = [(); 64].map(|()| Vec::new());
-        for line in self.known() {
-            own[bucket(*line.0) as usize].push(line);
-        }
-        let differ = |index: &usize| fingerprint(own[*index].iter().copied()) != buckets[*index];
-        let scope = (0..64).filter(differ).fold(0, |mask, index| mask | 1u64 << index);
-        Some(self.digest_like(&Digest { buckets: scope, ..Digest::default() }))
-    }
-
-    /// The version held of each owner.
-    pub fn digest(&self) -> Digest {
-        self.digest_like(&Digest::default())
-    }
-
-    /// The version held of one owner: asks for its entries and no others.
-    pub fn digest_of(&self, node: NodeId) -> Digest {
-        self.digest_like(&Digest { only: node.to_bytes().to_vec(), ..Digest::default() })
-    }
-
-    /// The version held of each owner that `other` is about.
-    pub fn digest_like(&self, other: &Digest) -> Digest {
-        let line =
-            |(node, owner): (&NodeId, &Owner)| OwnerVersion { node: node.to_bytes().to_vec(), version: owner.version };
-        let owners = self.known().filter(|(node, _)| other.covers(**node)).map(line).collect();
-        Digest { owners, buckets: other.buckets, only: other.only.clone() }
-    }
-
-    /// What the sender of `digest` lacks and this node holds: for [`next_part`](Self::next_part), which may be asked for as
-    /// long as it takes. `id`: a number that no other shipment to that node has.
-    pub fn shipment(&self, digest: &Digest, id: u64) -> Shipment {
-        let theirs = digest.versions();
-        let lacks = |(node, owner): (&NodeId, &Owner)| {
-            let have = theirs.get(node).copied().unwrap_or(0);
-            (have < owner.version && digest.covers(*node)).then(|| Cursor::new(*node, id, have))
-        };
-        Shipment(self.owners.iter().filter_map(lacks).collect())
-    }
-
-    /// What was written here after `version`, as a shipment.
-    pub fn written_after(&self, version: u64, id: u64) -> Shipment {
-        Shipment([Cursor::new(self.me, id, version)].into())
-    }
-
-    /// The last version written here.
-    pub fn version(&self) -> u64 {
-        self.owners.get(&self.me).map_or(0, |mine| mine.version)
-    }
-
-    /// The next part of a shipment, of about `limit` bytes at most; `None` at its end. Parts must arrive in order.
-    pub fn next_part(&self, shipment: &mut Shipment, limit: usize) -> Option<Delta> {
-        while let Some(cursor) = shipment.0.front_mut() {
-            let part = self.owners.get(&cursor.node).and_then(|owner| owner.part(cursor, limit));
-            match part {
-                Some((delta, more)) => {
-                    if !more {
-                        shipment.0.pop_front();
-                    }
-                    return Some(delta);
-                }
-                None => drop(shipment.0.pop_front()),
-            }
-        }
-        None
-    }
-
-    /// What the sender of `digest` lacks and this node holds, one delta an owner.
-    pub fn missing(&self, digest: &Digest) -> Vec<Delta> {
-        let mut shipment = self.shipment(digest, 0);
-        std::iter::from_fn(|| self.next_part(&mut shipment, usize::MAX)).collect()
-    }
-
-    /// Whether the sender of `digest` holds something that this node lacks: then send it this node's own digest.
-    pub fn behind(&self, digest: &Digest) -> bool {
-        digest.versions().into_iter().any(|(node, version)| {
-            self.members.contains(&node) && self.owners.get(&node).map_or(0, |owner| owner.version) < version
-        })
-    }
-
-    /// Owners of whom a delta came whose predecessor is missing: send one of them, or anyone, this node's digest.
-    pub fn gaps(&self) -> Vec<NodeId> {
-        self.owners.iter().filter(|(_, owner)| owner.has_gap()).map(|(node, _)| *node).collect()
-    }
-
-    /// Whether a delta of this owner came whose predecessor is missing.
-    pub fn has_gap(&self, node: NodeId) -> bool {
-        self.owners.get(&node).is_some_and(Owner::has_gap)
-    }
-
     /// Takes over what another node sent; true if something changed. Order and repetition do not matter. A delta that
     /// breaks the rules of its format or is about this node is dropped; one whose owner is no member waits for
     /// [`node_up`](Self::node_up).
@@ -308,7 +185,7 @@ impl Registry {
         }
     }
 
-    /// The node of an actor says that it has none such: nobody finds it any more, ahead of its owner's withdrawal. It is
+    /// The node of an actor says that it has none such any more: nobody finds it any more, ahead of its owner's withdrawal. It is
     /// back if its owner still writes it, in a later version. False if it is not found anyway, or is this node's own.
     pub fn bury(&mut self, node: NodeId, actor: ActorId) -> bool {
         if node == self.me || self.by_actor.get(&actor) != Some(&node) {
@@ -322,26 +199,58 @@ impl Registry {
 
     /// The instances of a name, sorted by node and instance; of a contested one those whose claim stands.
     pub fn lookup(&self, name: &str) -> Vec<(NodeId, Entry)> {
+        let all = self.all(name);
+        if self.by_name.is_contested(name) { claim::judge(all).0 } else { all }
+    }
+
+    /// Those of the instances of a name that `touched` is about, as [`lookup`](Self::lookup) tells them.
+    pub fn lookup_some(&self, name: &str, touched: &Touched) -> Vec<(NodeId, Entry)> {
+        let Touched::Some { ids, nodes } = touched else { return self.lookup(name) };
+        if self.by_name.is_contested(name) {
+            let about = |id: (NodeId, ActorId)| ids.contains(&id) || nodes.contains(&id.0);
+            return self.lookup(name).into_iter().filter(|(node, entry)| about((*node, entry.actor))).collect();
+        }
         let Some(held) = self.by_name.get(name) else { return Vec::new() };
-        let all = self.resolve(&held.ids);
-        if self.contested.contains(name) { claim::judge(all).0 } else { all }
+        let ones = ids.iter().copied().filter(|id| !nodes.contains(&id.0) && held.contains(id));
+        self.resolve(ones.chain(nodes.iter().flat_map(|node| held.of(*node))))
+    }
+
+    /// The instance of a name whose turn it is, round and round; of one node if that is given. `None` if there is none.
+    pub fn turn(&mut self, name: &str, node: Option<NodeId>) -> Option<(NodeId, Entry)> {
+        let standing: Option<BTreeSet<_>> = self
+            .by_name
+            .is_contested(name)
+            .then(|| self.lookup(name).into_iter().map(|(node, entry)| (node, entry.actor)).collect());
+        let me = self.me;
+        let held = self.by_name.get_mut(name)?;
+        let stands = |id: (NodeId, ActorId)| standing.as_ref().is_none_or(|all| all.contains(&id));
+        let id = match node {
+            // A node has one instance of a name.
+            Some(node) => held.of(node).find(|id| stands(*id)),
+            None => (0..held.len()).find_map(|_| held.turn(me).filter(|id| stands(*id))),
+        };
+        self.resolve(id.into_iter()).pop()
     }
 
     /// All names with their instances, as [`lookup`](Self::lookup) tells them.
     pub fn names(&self) -> BTreeMap<String, Vec<(NodeId, Entry)>> {
-        self.by_name.keys().map(|name| (name.clone(), self.lookup(name))).collect()
+        self.by_name.after(None).map(|name| (name.clone(), self.lookup(name))).collect()
     }
 
-    /// At most `limit` of [`names`](Self::names), those that come after one of them.
+    /// Some of [`names`](Self::names), those that come after one of them: until they have `limit` instances.
     pub fn names_after(&self, after: Option<&String>, limit: usize) -> Vec<(String, Vec<(NodeId, Entry)>)> {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let names = self.by_name.range::<String, _>((from, Bound::Unbounded)).take(limit);
-        names.map(|(name, _)| (name.clone(), self.lookup(name))).collect()
+        let mut instances = 0;
+        let more = |name: &&String| {
+            let before = instances;
+            instances += self.by_name.get(name).map_or(0, Instances::len);
+            before < limit
+        };
+        self.by_name.after(after).take_while(more).map(|name| (name.clone(), self.lookup(name))).collect()
     }
 
     /// Who keeps a claim on `name` from being made: anybody if it is to be `unique`, a unique holder otherwise.
     pub fn holder(&self, name: &str, unique: bool) -> Option<(NodeId, Entry)> {
-        self.by_name.get(name).filter(|held| unique || held.unique > 0)?;
+        self.by_name.get(name).filter(|held| unique || held.is_unique())?;
         let mut standing = self.lookup(name);
         standing.sort_by_key(|(_, entry)| (entry.claimed, entry.actor));
         standing.into_iter().next()
@@ -350,26 +259,22 @@ impl Registry {
     /// Names claimed by more instances than can hold them, with who wins. The owners of losers withdraw them.
     pub fn conflicts(&self) -> Vec<Conflict> {
         let conflict = |name: &String| {
-            let (stand, fall) = claim::judge(self.resolve(&self.by_name.get(name)?.ids));
+            let (stand, fall) = claim::judge(self.all(name));
             let losers = fall.into_iter().map(|(node, entry)| (node, entry.actor)).collect();
             Some(Conflict { name: name.clone(), winner: stand.into_iter().next()?, losers })
         };
-        self.contested.iter().filter_map(conflict).collect()
+        self.by_name.contested().filter_map(conflict).collect()
     }
 
     /// Has changes of the instances of `name` noted for [`take_touched`](Self::take_touched), or no longer.
     pub fn watch(&mut self, name: &str, on: bool) {
-        if on {
-            self.watched.insert(name.to_owned());
-        } else {
-            self.watched.remove(name);
-            self.touched.remove(name);
-        }
+        self.by_name.watch(name, on);
     }
 
-    /// Watched names for which [`lookup`](Self::lookup) may answer differently than when this was last called.
-    pub fn take_touched(&mut self) -> BTreeSet<String> {
-        std::mem::take(&mut self.touched)
+    /// Watched names, with the instances for which [`lookup`](Self::lookup) may answer differently than when this was last
+    /// called.
+    pub fn take_touched(&mut self) -> BTreeMap<String, Touched> {
+        self.by_name.take_touched()
     }
 
     /// One actor, wherever it lives.
@@ -385,7 +290,13 @@ impl Registry {
 
     /// One instance each of the first `limit` names in their order.
     pub fn first_names(&self, limit: usize) -> Vec<(NodeId, Entry)> {
-        self.by_name.keys().filter_map(|name| self.lookup(name).into_iter().next()).take(limit).collect()
+        let first = |name: &String| {
+            if self.by_name.is_contested(name) {
+                return self.lookup(name).into_iter().next();
+            }
+            self.resolve(self.by_name.get(name)?.iter().take(1)).pop()
+        };
+        self.by_name.after(None).filter_map(first).take(limit).collect()
     }
 
     /// Entries held, of all owners.
@@ -396,10 +307,6 @@ impl Registry {
     /// True if no entry is held.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    fn known(&self) -> impl Iterator<Item = (&NodeId, &Owner)> + Clone {
-        self.owners.iter().filter(|(_, owner)| owner.version > 0)
     }
 
     fn mine(&mut self) -> &mut Owner {
@@ -536,16 +443,7 @@ impl Registry {
             }
             return;
         }
-        let held = self.by_name.entry(new.name.clone()).or_default();
-        if let Err(place) = held.ids.binary_search(&(node, actor)) {
-            if held.ids.is_empty() {
-                // Most names have one instance, and a vector's first growth is to four.
-                held.ids.reserve_exact(1);
-            }
-            held.ids.insert(place, (node, actor));
-        }
-        held.unique += usize::from(new.unique);
-        self.judge(&new.name);
+        self.by_name.insert(&new.name, (node, actor), new.unique);
         self.by_actor.insert(actor, node);
     }
 
@@ -568,28 +466,7 @@ impl Registry {
         if self.by_actor.get(&entry.actor) == Some(&node) {
             self.by_actor.remove(&entry.actor);
         }
-        if let Some(held) = self.by_name.get_mut(&entry.name)
-            && let Ok(place) = held.ids.binary_search(&(node, entry.actor))
-        {
-            held.ids.remove(place);
-            held.unique -= usize::from(entry.unique);
-            if held.ids.is_empty() {
-                self.by_name.remove(&entry.name);
-            }
-            self.judge(&entry.name);
-        }
-    }
-
-    /// Notes whether a name whose instances changed is contested.
-    fn judge(&mut self, name: &str) {
-        if self.watched.contains(name) {
-            self.touched.insert(name.to_owned());
-        }
-        if self.by_name.get(name).is_some_and(|held| held.unique > 0 && held.ids.len() > 1) {
-            self.contested.insert(name.to_owned());
-        } else {
-            self.contested.remove(name);
-        }
+        self.by_name.remove(&entry.name, (node, entry.actor), entry.unique);
     }
 
     fn clear_entries(&mut self, node: NodeId) {
@@ -600,12 +477,20 @@ impl Registry {
         }
     }
 
-    fn resolve(&self, ids: &[(NodeId, ActorId)]) -> Vec<(NodeId, Entry)> {
-        ids.iter()
-            .filter_map(|(node, actor)| {
-                self.owners.get(node)?.entries.get(actor).map(|(_, entry)| (*node, entry.clone()))
-            })
-            .collect()
+    /// The instances of a name, whatever they claim.
+    fn all(&self, name: &str) -> Vec<(NodeId, Entry)> {
+        self.by_name.get(name).map(|held| self.resolve(held.iter())).unwrap_or_default()
+    }
+
+    fn resolve(&self, ids: impl Iterator<Item = (NodeId, ActorId)>) -> Vec<(NodeId, Entry)> {
+        let entry = |(node, actor): (NodeId, ActorId)| {
+            let (_, entry) = self.owners.get(&node)?.entries.get(&actor)?;
+            Some((node, entry.clone()))
+        };
+        let found: Vec<_> = ids.filter_map(entry).collect();
+        #[cfg(test)]
+        self.handed_out.set(self.handed_out.get() + found.len());
+        found
     }
 }
 

@@ -1,5 +1,6 @@
 use super::super::owner::TOMBSTONES;
 use super::*;
+use crate::cluster::{Digest, Shipment};
 
 fn entry(actor: u128, name: &str) -> Entry {
     Entry {
@@ -215,7 +216,8 @@ fn test_r10_what_its_node_does_not_know_is_found_no_more_unless_its_owner_writes
     assert!(replica.bury(NodeId(1), ActorId(10)));
     assert!(!replica.bury(NodeId(1), ActorId(10)));
     assert_eq!((replica.lookup("a"), replica.get(ActorId(10)), replica.holder("a", true)), (vec![], None, None));
-    assert_eq!(replica.take_touched(), BTreeSet::from(["a".to_owned()]));
+    let touched = Touched::one((NodeId(1), ActorId(10)));
+    assert_eq!(replica.take_touched(), BTreeMap::from([("a".to_owned(), touched)]));
     assert_eq!(replica.lookup("b").len(), 1);
     assert_eq!(replica.root(), owner.root(), "what it holds is the same");
     // The same news, come late or repeated, is none.

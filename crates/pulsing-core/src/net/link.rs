@@ -63,7 +63,7 @@ pub struct Link {
     audience: Audience,
 }
 
-/// Told of an actor of which the peer says that it has none such.
+/// Told of an actor of which the peer says that it has none such, or that it takes nothing more.
 type Missing = Box<dyn Fn(ActorId) + Send + Sync>;
 
 /// What links need of their node.
@@ -96,7 +96,7 @@ pub struct Limits {
 
 impl Link {
     /// Starts dialling `peer`; calls may be made at once. `ended` runs when the link breaks by itself, `missing` before a call
-    /// ends because the peer has no such actor.
+    /// ends because the peer has no such actor any more, and when a tell was refused because of that.
     pub fn open(
         peer: Identity,
         config: LinkConfig,
@@ -356,9 +356,13 @@ impl Role for Link {
             }
             Inbound::Error(id, error) => {
                 if let Some(call) = last(id) {
-                    if let Error::ActorNotFound { actor, node } = error
-                        && (node, actor) == (self.peer.node, call.target().actor)
-                    {
+                    let gone = match error {
+                        Error::ActorNotFound { actor, node } => (node == self.peer.node).then_some(actor),
+                        // With a message that had begun the actor may have been restarted.
+                        Error::ActorStopped { actor, begun: false } => Some(actor),
+                        _ => None,
+                    };
+                    if let Some(actor) = gone.filter(|actor| *actor == call.target().actor) {
                         (self.missing)(actor);
                     }
                     call.event(ReplyEvent::Error(error));
@@ -397,6 +401,7 @@ impl Role for Link {
                 let actor = ActorId::from_bytes(&header.actor)?;
                 self.tells.granted(actor, header.count, |message| self.send_late(message));
                 if header.ended {
+                    (self.missing)(actor);
                     self.tells.ended(actor, |message| self.send_late(message));
                 }
             }

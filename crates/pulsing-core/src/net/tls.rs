@@ -309,6 +309,25 @@ mod tests {
         }
     }
 
+    /// Computed by another implementation (pyca/cryptography's Argon2id and HKDF) from the parameters that the security guide
+    /// gives. A build that fails this cannot talk to clusters that exist.
+    #[test]
+    fn the_key_of_a_cluster_is_what_it_always_was() {
+        for (passphrase, cluster, key) in [
+            (
+                "correct horse battery staple",
+                "default",
+                "f559ad0123768a3e649a599dc2392398ed8eeee7a6a18bb39aafc13ac6834d1b",
+            ),
+            ("passphrase \u{e9}", "prod", "bf5ff9001fd622fb022601ded691c7a77420fa546fa30f7d0e6065324df4636f"),
+        ] {
+            let seed = authority_seed(&Passphrase::new(passphrase).unwrap(), cluster).unwrap();
+            let (wrapping, seed) = seed.split_at(PKCS8_ED25519.len());
+            let seed: String = seed.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!((wrapping, &seed[..]), (&PKCS8_ED25519[..], key), "{passphrase} of {cluster}");
+        }
+    }
+
     #[test]
     fn a_passphrase_neither_prints_nor_is_empty() {
         assert_eq!(format!("{:?}", Passphrase::new("secret").unwrap()), "Passphrase(..)");

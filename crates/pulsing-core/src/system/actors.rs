@@ -10,7 +10,7 @@ use super::driver::Input;
 use super::node::{Inner, System};
 use super::service::NODE_ACTOR;
 use super::{ActorSpec, Endpoint, Reason};
-use crate::cluster::Entry;
+use crate::cluster::{Entry, Touched};
 use crate::error::{Error, Result};
 use crate::id::ActorId;
 use crate::observe::Readiness;
@@ -77,7 +77,7 @@ impl System {
         if named {
             // A claim of another node may have come between the look and the publication.
             self.0.settle_claims();
-            self.0.renamed(private.as_deref());
+            self.0.renamed(private.as_deref(), id);
         }
         Ok(())
     }
@@ -105,7 +105,7 @@ impl System {
         };
         if name.is_some() {
             self.0.unpublish(id);
-            self.0.renamed(name.as_deref());
+            self.0.renamed(name.as_deref(), id);
         }
     }
 
@@ -121,7 +121,7 @@ impl System {
             // Whoever hears of the end finds the name gone.
             self.0.metrics.actors_stopped.inc();
             self.0.unpublish(id);
-            self.0.renamed(name.as_deref());
+            self.0.renamed(name.as_deref(), id);
             Some(())
         });
         removed.is_some()
@@ -143,7 +143,7 @@ impl System {
             }
         }
         let name = actor.spec.lock().name.clone();
-        self.0.renamed(name.as_deref());
+        self.0.renamed(name.as_deref(), id);
         Ok(true)
     }
 }
@@ -166,10 +166,10 @@ impl Inner {
         }
     }
 
-    /// What is found under a name may be something else. The registry knows of public actors only.
-    fn renamed(&self, name: Option<&str>) {
+    /// What is found of an actor of this node under a name may be something else. The registry knows of public actors only.
+    fn renamed(&self, name: Option<&str>, id: ActorId) {
         if let Some(name) = name {
-            self.listeners.poke(name);
+            self.listeners.poke(name, &Touched::one((self.id, id)));
         }
         self.changed();
     }

@@ -1,8 +1,8 @@
 //! What is found under a name, and who waits for that to change (R10, M5).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::check::check_name;
 use super::node::{Inner, System};
 use super::{Instance, Target};
-use crate::cluster::Entry;
+use crate::cluster::{Entry, Touched};
 use crate::error::{Error, Result};
 use crate::id::{ActorId, NodeId};
 use crate::moment::from_now;
@@ -20,7 +20,7 @@ use crate::observe::Readiness;
 
 /// Least time between two looks of a [`NameWatch`]: what changes in between comes as one change.
 const PACE: Duration = Duration::from_millis(10);
-/// Names listed under one hold of the registry's lock, which membership waits for, too.
+/// Instances listed under one hold of the registry's lock, which membership waits for, too; one name is never parted.
 const PAGE: usize = 512;
 /// Names that an error tells of.
 const NAMES_TOLD: usize = 20;
@@ -92,7 +92,7 @@ impl NameWatch {
             if let Some(looked) = self.looked {
                 // The wait for the pace comes first: no change is marked as seen before it is looked at.
                 tokio::time::sleep_until(looked + PACE).await;
-                self.told_of.changes.changed().await.map_err(|_| Error::ShutDown)?;
+                self.told_of.changed().await?;
             }
             self.look();
         }
@@ -100,7 +100,7 @@ impl NameWatch {
 
     /// What changed since it was last told, without waiting.
     pub fn take(&mut self) -> Vec<NameChange> {
-        if self.looked.is_none() || self.told_of.changes.has_changed().unwrap_or(false) {
+        if self.looked.is_none() || self.told_of.has_changed() {
             self.look();
         }
         self.queue.drain(..).collect()
@@ -108,42 +108,75 @@ impl NameWatch {
 
     fn look(&mut self) {
         let Some(node) = self.told_of.node.upgrade() else { return };
-        self.looked = Some(Instant::now());
         // Before looking: a change that comes while we look is looked at again.
-        self.told_of.changes.mark_unchanged();
-        let found = System(node).instances(&self.told_of.name);
-        let mut before = std::mem::take(&mut self.known);
-        let mut changes = Vec::new();
-        for instance in found {
-            let key = (instance.target.node, instance.target.actor);
-            match before.remove(&key) {
-                None => changes.push(NameChange::Added(instance.clone())),
-                Some(known) if known != instance => changes.push(NameChange::Updated(instance.clone())),
+        let touched = if self.looked.is_some() { self.told_of.take() } else { Touched::All };
+        self.looked = Some(Instant::now());
+        let about: Vec<Key> = match &touched {
+            Touched::All => self.known.keys().copied().collect(),
+            Touched::Some { ids, nodes } => {
+                let on = |node: &NodeId| self.known.range((*node, ActorId(0))..=(*node, ActorId(u128::MAX)));
+                let all = nodes.iter().flat_map(on).map(|(key, _)| *key).chain(ids.iter().copied());
+                all.collect()
+            }
+        };
+        let found = System(node).some_instances(&self.told_of.name, &touched);
+        let mut found: BTreeMap<Key, Instance> = found.into_iter().map(|one| (key(&one), one)).collect();
+        for key in about {
+            if !found.contains_key(&key) {
+                self.queue.extend(self.known.remove(&key).map(NameChange::Removed));
+            }
+        }
+        while let Some((key, instance)) = found.pop_first() {
+            match self.known.insert(key, instance.clone()) {
+                None => self.queue.push_back(NameChange::Added(instance)),
+                Some(known) if known != instance => self.queue.push_back(NameChange::Updated(instance)),
                 Some(_) => {}
             }
-            self.known.insert(key, instance);
         }
-        self.queue.extend(before.into_values().map(NameChange::Removed));
-        self.queue.extend(changes);
     }
+}
+
+type Key = (NodeId, ActorId);
+
+fn key(instance: &Instance) -> Key {
+    (instance.target.node, instance.target.actor)
 }
 
 /// Who waits for changes of which names.
 #[derive(Default)]
-pub(super) struct Listeners(Mutex<HashMap<String, (usize, watch::Sender<()>)>>);
+pub(super) struct Listeners(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    next: u64,
+    by_name: HashMap<String, BTreeMap<u64, Arc<News>>>,
+}
+
+/// What one of them has not looked at.
+struct News {
+    touched: Mutex<Touched>,
+    changes: watch::Sender<()>,
+}
+
+impl News {
+    fn add(&self, touched: &Touched) {
+        self.touched.lock().add(touched);
+        self.changes.send_replace(());
+    }
+}
 
 impl Listeners {
-    /// The instances of a name may be others.
-    pub(super) fn poke(&self, name: &str) {
-        if let Some((_, changes)) = self.0.lock().get(name) {
-            changes.send_replace(());
+    /// These instances of a name may be others.
+    pub(super) fn poke(&self, name: &str, touched: &Touched) {
+        for news in self.0.lock().by_name.get(name).into_iter().flat_map(BTreeMap::values) {
+            news.add(touched);
         }
     }
 
-    /// The instances of any name may be others.
-    pub(super) fn poke_all(&self) {
-        for (_, changes) in self.0.lock().values() {
-            changes.send_replace(());
+    /// These instances of any name may be others.
+    pub(super) fn poke_all(&self, touched: &Touched) {
+        for news in self.0.lock().by_name.values().flat_map(BTreeMap::values) {
+            news.add(touched);
         }
     }
 }
@@ -152,17 +185,34 @@ impl Listeners {
 struct Subscription {
     node: Weak<Inner>,
     name: String,
+    number: u64,
+    news: Arc<News>,
     changes: watch::Receiver<()>,
+}
+
+impl Subscription {
+    async fn changed(&mut self) -> Result<()> {
+        self.changes.changed().await.map_err(|_| Error::ShutDown)
+    }
+
+    fn has_changed(&self) -> bool {
+        self.changes.has_changed().unwrap_or(false)
+    }
+
+    fn take(&mut self) -> Touched {
+        self.changes.mark_unchanged();
+        std::mem::take(&mut *self.news.touched.lock())
+    }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
         let Some(node) = self.node.upgrade() else { return };
-        let mut listeners = node.listeners.0.lock();
-        let Some((count, _)) = listeners.get_mut(&self.name) else { return };
-        *count -= 1;
-        if *count == 0 {
-            listeners.remove(&self.name);
+        let mut waiting = node.listeners.0.lock();
+        let Some(all) = waiting.by_name.get_mut(&self.name) else { return };
+        all.remove(&self.number);
+        if all.is_empty() {
+            waiting.by_name.remove(&self.name);
             node.registry.lock().watch(&self.name, false);
         }
     }
@@ -171,25 +221,33 @@ impl Drop for Subscription {
 impl System {
     /// Instances of a name, of nodes not known to be down; private ones of this node too. Never waits.
     pub fn instances(&self, name: &str) -> Vec<Instance> {
-        let found = self.0.registry.lock().lookup(name);
-        let mut all: Vec<Instance> =
-            found.into_iter().filter_map(|(node, entry)| self.0.instance(node, entry)).collect();
+        self.some_instances(name, &Touched::All)
+    }
+
+    /// Those of them that `touched` is about.
+    fn some_instances(&self, name: &str, touched: &Touched) -> Vec<Instance> {
+        let found = self.0.registry.lock().lookup_some(name, touched);
+        let public = found.into_iter().filter_map(|(node, entry)| self.0.instance(node, entry));
+        let private = self.private(name).filter(|one| match touched {
+            Touched::All => true,
+            Touched::Some { ids, nodes } => ids.contains(&key(one)) || nodes.contains(&one.target.node),
+        });
+        public.chain(private).collect()
+    }
+
+    /// The actor of this node that serves under a name which is not published.
+    fn private(&self, name: &str) -> Option<Instance> {
         let actors = self.0.actors.read();
-        let private = actors.by_name.get(name).and_then(|id| Some((*id, actors.by_id.get(id)?)));
-        if let Some((id, actor)) = private {
-            let spec = actor.spec.lock();
-            if !spec.public {
-                all.push(Instance {
-                    name: name.to_owned(),
-                    target: Target { node: self.0.id, actor: id },
-                    addr: self.addr().to_string(),
-                    class: spec.class.clone(),
-                    metadata: spec.metadata.clone(),
-                    unique: false,
-                });
-            }
-        }
-        all
+        let id = *actors.by_name.get(name)?;
+        let spec = actors.by_id.get(&id)?.spec.lock();
+        (!spec.public).then(|| Instance {
+            name: name.to_owned(),
+            target: Target { node: self.0.id, actor: id },
+            addr: self.addr().to_string(),
+            class: spec.class.clone(),
+            metadata: spec.metadata.clone(),
+            unique: false,
+        })
     }
 
     /// Every published instance by name, of nodes not known to be down. All of them: to follow some, see
@@ -244,7 +302,7 @@ impl System {
             if let Some(found) = self.pick(name, node) {
                 return Ok(found);
             }
-            if !matches!(tokio::time::timeout_at(deadline, told_of.changes.changed()).await, Ok(Ok(()))) {
+            if !matches!(tokio::time::timeout_at(deadline, told_of.changed()).await, Ok(Ok(()))) {
                 let known: Vec<_> = self.first_names(NAMES_TOLD).1.into_iter().map(|one| one.name).collect();
                 let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
                 return Err(Error::NameNotFound { name: name.to_owned(), waited: timeout, known });
@@ -253,6 +311,15 @@ impl System {
     }
 
     fn pick(&self, name: &str, node: Option<NodeId>) -> Option<Instance> {
+        let private = self.private(name).filter(|one| node.is_none_or(|node| one.target.node == node));
+        if private.is_none() {
+            let next = self.0.registry.lock().turn(name, node)?;
+            if let Some(found) = self.0.instance(next.0, next.1) {
+                return Some(found);
+            }
+        }
+        // Rare: one of this node's own among them that is not in the registry, or the registry does not know yet that a
+        // node is gone.
         let mut found = self.instances(name);
         found.retain(|one| node.is_none_or(|node| one.target.node == node));
         if found.is_empty() {
@@ -267,21 +334,24 @@ impl Inner {
     /// Tells whoever waits for changes of members or names that some may have happened. Not under the registry's lock.
     pub(super) fn changed(&self) {
         let touched = self.registry.lock().take_touched();
-        for name in touched {
-            self.listeners.poke(&name);
+        for (name, touched) in touched {
+            self.listeners.poke(&name, &touched);
         }
         self.changes.send_modify(|version| *version += 1);
     }
 
     fn subscribe(&self, name: &str) -> Subscription {
-        let changes = {
-            let mut listeners = self.listeners.0.lock();
-            let (count, sender) = listeners.entry(name.to_owned()).or_insert_with(|| (0, watch::Sender::new(())));
-            *count += 1;
+        let news = Arc::new(News { touched: Mutex::default(), changes: watch::Sender::new(()) });
+        let changes = news.changes.subscribe();
+        let number = {
+            let mut waiting = self.listeners.0.lock();
+            waiting.next += 1;
+            let number = waiting.next;
+            waiting.by_name.entry(name.to_owned()).or_default().insert(number, Arc::clone(&news));
             self.registry.lock().watch(name, true);
-            sender.subscribe()
+            number
         };
-        Subscription { node: Weak::clone(&self.myself), name: name.to_owned(), changes }
+        Subscription { node: Weak::clone(&self.myself), name: name.to_owned(), number, news, changes }
     }
 
     fn instance(&self, node: NodeId, entry: Entry) -> Option<Instance> {
@@ -315,10 +385,12 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::collections::BTreeSet;
 
     use super::*;
     use crate::call::Call;
+    use crate::cluster::{Identity, MemberInfo, Registry};
+    use crate::system::MemberState;
     use crate::system::{ActorSpec, Ending, Endpoint, Security, SystemConfig};
 
     struct Nobody;
@@ -343,18 +415,75 @@ mod tests {
         let (one, mut two) = (system.watch_name("a").unwrap(), system.watch_name("a").unwrap());
         assert!(two.take().is_empty());
         register(&system, "b");
-        assert!(!two.told_of.changes.has_changed().unwrap(), "nobody looks because of another name");
+        assert!(!two.told_of.has_changed(), "nobody looks because of another name");
         register(&system, "a");
-        assert!(two.told_of.changes.has_changed().unwrap());
+        assert!(two.told_of.has_changed());
         assert_eq!(two.take().len(), 1);
         drop(one);
-        assert_eq!(system.0.listeners.0.lock()["a"].0, 1);
+        assert_eq!(system.0.listeners.0.lock().by_name["a"].len(), 1);
         drop(two);
-        assert!(system.0.listeners.0.lock().is_empty());
+        assert!(system.0.listeners.0.lock().by_name.is_empty());
         register(&system, "c");
         assert!(system.0.registry.lock().take_touched().is_empty());
         assert!(system.resolve("d", None, Duration::ZERO).await.is_err());
-        assert!(system.0.listeners.0.lock().is_empty(), "nor does a resolve leave anything behind");
+        assert!(system.0.listeners.0.lock().by_name.is_empty(), "nor does a resolve leave anything behind");
+        system.shutdown().await;
+    }
+
+    /// An actor's entry, as its node writes it.
+    fn entry(actor: u128) -> Entry {
+        let name = "crowd".to_owned();
+        let (class, metadata) = (String::new(), BTreeMap::new());
+        Entry { name, actor: ActorId(actor), class, metadata, unique: false, claimed: 0, lost_to: None }
+    }
+
+    #[tokio::test]
+    async fn test_m5_a_change_of_one_of_twenty_thousand_instances_costs_one_look() {
+        let system = system().await;
+        let mut owners: Vec<_> = (1..=20).map(|node| Registry::new(NodeId(node))).collect();
+        let member = |owner: u128| {
+            let addr = std::net::SocketAddr::from(([192, 0, 2, owner as u8], 7000));
+            MemberInfo { identity: Identity::new(NodeId(owner), addr, 1), state: MemberState::Alive }
+        };
+        system.0.set_members((1..=20).map(member).collect());
+        let cost = || system.0.registry.lock().handed_out.replace(0);
+        let apply = |delta| {
+            assert!(system.0.registry.lock().apply(delta));
+            system.0.changed();
+        };
+        for (at, owner) in owners.iter_mut().enumerate() {
+            system.0.registry.lock().node_up(NodeId(at as u128 + 1));
+            (0..1000).for_each(|n| apply(owner.publish(entry(at as u128 * 1000 + n))));
+        }
+        let mut watch = system.watch_name("crowd").unwrap();
+        assert_eq!(watch.take().len(), 20_000);
+        assert_eq!(cost(), 20_000, "publishing looks at none, the first look at all");
+
+        let ready = BTreeMap::from([("state".to_owned(), "ready".to_owned())]);
+        apply(owners[3].update(ActorId(3001), ready).unwrap());
+        apply(owners[4].withdraw(ActorId(4001)).unwrap());
+        apply(owners[5].publish(entry(50_000)));
+        let changes = watch.take();
+        let told: Vec<_> = changes.iter().map(|one| (one.instance().target.actor.0, one)).collect();
+        assert!(
+            matches!(
+                told[..],
+                [(4001, NameChange::Removed(_)), (3001, NameChange::Updated(_)), (50_000, NameChange::Added(_))]
+            ),
+            "{changes:?}"
+        );
+        assert_eq!(cost(), 2, "what is there of what changed");
+
+        // A node is gone, and no other instance is looked at.
+        system.0.registry.lock().node_down(NodeId(9));
+        system.0.set_members((1..=20).filter(|node| *node != 9).map(member).collect());
+        assert_eq!(watch.take().iter().filter(|one| matches!(one, NameChange::Removed(_))).count(), 1000);
+        assert_eq!(cost(), 0);
+
+        let turns: BTreeSet<_> = (0..19_000).filter_map(|_| system.pick("crowd", None)).map(|one| key(&one)).collect();
+        assert_eq!((turns.len(), cost()), (19_000, 19_000), "each has its turn, and none costs more than itself");
+        assert!(system.pick("crowd", Some(NodeId(2))).is_some() && system.pick("crowd", Some(NodeId(9))).is_none());
+        assert_eq!((system.first_names(3).1.len(), cost()), (1, 2));
         system.shutdown().await;
     }
 
@@ -382,6 +511,47 @@ mod tests {
         owner.0.registry.lock().update(one.target.actor, again).unwrap();
         owner.0.driver.send(crate::system::driver::Input::Publish).unwrap();
         assert_eq!(found(&other, "a").await.target, one.target);
+        other.shutdown().await;
+        owner.shutdown().await;
+    }
+    /// Takes nothing more; may have begun with what it refuses.
+    struct Stopped {
+        begun: bool,
+    }
+
+    impl Endpoint for Stopped {
+        fn deliver(&self, call: Call) {
+            let actor = call.target;
+            call.responder.error(Error::ActorStopped { actor, begun: self.begun });
+        }
+        fn end(&self, _: Ending) {}
+    }
+
+    #[tokio::test]
+    async fn test_r10_whoever_refuses_an_ask_or_a_tell_because_it_stopped_is_found_no_more() {
+        let owner = system().await;
+        let seeds = vec![owner.addr().to_string()];
+        let config = SystemConfig { security: Security::Insecure, seeds, ..SystemConfig::default() };
+        let other = System::start(config).await.unwrap();
+        for (name, begun) in [("asked", false), ("told", false), ("restarted", true)] {
+            let spec = ActorSpec { name: Some(name.to_owned()), public: true, ..ActorSpec::default() };
+            owner.register(ActorId::generate(), spec, Arc::new(Stopped { begun })).unwrap();
+        }
+        let payload = || crate::payload::Payload::new(crate::payload::Codec::RAW, "x");
+        let options = crate::call::CallOptions::default;
+        for (name, left) in [("asked", 0), ("restarted", 1)] {
+            let one = found(&other, name).await;
+            let ended = other.call(one.target, payload(), options()).await;
+            assert!(matches!(ended, Err(Error::ActorStopped { .. })), "{ended:?}");
+            assert_eq!(other.instances(name).len(), left, "{name}: with a message that had begun it may be restarted");
+        }
+        let one = found(&other, "told").await;
+        let mut watch = other.watch_name("told").unwrap();
+        assert!(matches!(watch.next().await, Ok(NameChange::Added(_))));
+        other.tell(one.target, payload(), options()).await.unwrap();
+        let change = tokio::time::timeout(Duration::from_secs(10), watch.next()).await;
+        assert!(matches!(change, Ok(Ok(NameChange::Removed(_)))), "{change:?}");
+        assert_eq!(other.instances("told"), []);
         other.shutdown().await;
         owner.shutdown().await;
     }

@@ -1,6 +1,6 @@
 //! [`System`]: the public face of a node.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use super::watching::Watching;
 use super::{Member, MemberState, Security, Seed, SystemConfig, Target};
 use super::{address, join, port, reply, service};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
-use crate::cluster::{Identity, MemberInfo, Membership, Registry};
+use crate::cluster::{Identity, MemberInfo, Membership, Registry, Touched};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::id::{ActorId, NodeId};
@@ -302,7 +302,7 @@ impl System {
             }
             *readiness = Readiness::Leaving;
         }
-        self.0.listeners.poke_all();
+        self.0.listeners.poke_all(&Touched::All);
         self.0.stop_watching();
         let (tx, rx) = oneshot::channel();
         if self.0.driver.send(Input::Leave(tx)).is_ok() {
@@ -343,18 +343,26 @@ impl Drop for Starting {
 impl Inner {
     pub(super) fn set_members(&self, members: Vec<MemberInfo>) {
         let members: BTreeMap<_, _> = members.into_iter().map(|m| (m.identity.node, m)).collect();
-        let differs = {
+        let (differs, moved) = {
             let mut held = self.members.write();
             let differs = held.len() != members.len()
                 || held
                     .iter()
                     .zip(&members)
                     .any(|((a, x), (b, y))| a != b || x.identity != y.identity || x.state != y.state);
+            let place = |members: &BTreeMap<_, MemberInfo>, node| {
+                members.get(node).filter(|m| lives(m)).map(|m| m.identity.addr)
+            };
+            let nodes = if differs { held.keys().chain(members.keys()).collect() } else { BTreeSet::new() };
+            let moved: BTreeSet<_> =
+                nodes.into_iter().filter(|node| place(&held, node) != place(&members, node)).copied().collect();
             *held = members;
-            differs
+            (differs, moved)
         };
+        if !moved.is_empty() {
+            self.listeners.poke_all(&Touched::of(moved));
+        }
         if differs {
-            self.listeners.poke_all();
             self.changed();
         }
     }
@@ -362,7 +370,7 @@ impl Inner {
     pub(super) fn living(&self, node: NodeId) -> Option<Identity> {
         let members = self.members.read();
         let member = members.get(&node)?;
-        matches!(member.state, MemberState::Alive | MemberState::Suspect).then_some(member.identity)
+        lives(member).then_some(member.identity)
     }
 
     /// How a node is seen from here; `None` if it is unknown, or forgotten.
@@ -377,12 +385,12 @@ impl Inner {
     /// The living members by the addresses that they advertise.
     pub(super) fn living_at(&self) -> BTreeMap<SocketAddr, Identity> {
         let members = self.members.read();
-        let living = members.values().filter(|m| matches!(m.state, MemberState::Alive | MemberState::Suspect));
+        let living = members.values().filter(|m| lives(m));
         living.map(|m| (m.identity.addr, m.identity)).collect()
     }
 
     pub(super) fn has_peers(&self) -> bool {
-        self.members.read().values().any(|m| matches!(m.state, MemberState::Alive | MemberState::Suspect))
+        self.members.read().values().any(lives)
     }
 
     pub(super) fn all_members(&self) -> Vec<Member> {
@@ -489,6 +497,10 @@ impl Inner {
         let queue: Weak<dyn TellQueue> = Weak::clone(&self.myself) as _;
         Ok(ticket.map(|ticket| PendingTell::new(queue, actor, ticket)))
     }
+}
+
+fn lives(member: &MemberInfo) -> bool {
+    matches!(member.state, MemberState::Alive | MemberState::Suspect)
 }
 
 fn here(actor: ActorId, mode: Mode, payload: Payload, options: CallOptions, responder: Responder) -> Call {
