@@ -15,7 +15,7 @@ const FEW: usize = 32;
 enum Ids {
     /// Sorted.
     Few(Vec<Id>),
-    Many(Box<BTreeSet<Id>>),
+    Many(BTreeSet<Id>),
 }
 
 /// The instances of one name, sorted.
@@ -53,7 +53,7 @@ impl Instances {
         if let Ids::Few(ids) = &mut self.ids
             && ids.len() > FEW
         {
-            self.ids = Ids::Many(Box::new(std::mem::take(ids).into_iter().collect()));
+            self.ids = Ids::Many(std::mem::take(ids).into_iter().collect());
         }
     }
 
@@ -68,7 +68,7 @@ impl Instances {
         if let Ids::Many(ids) = &mut self.ids
             && ids.len() <= FEW / 2
         {
-            self.ids = Ids::Few(std::mem::take(&mut **ids).into_iter().collect());
+            self.ids = Ids::Few(std::mem::take(ids).into_iter().collect());
         }
         there
     }

@@ -51,7 +51,7 @@ async fn fed<T>(input: &[u8], work: impl AsyncFnOnce(&mut tokio::io::DuplexStrea
 fn the_listeners_half_of_the_handshake() {
     let (runtime, cred) = (runtime(), credentials());
     let here: SocketAddr = "127.0.0.1:9".parse().unwrap();
-    let corpus = [golden(|name| name == "hello"), golden(|name| name == "proof")].concat().concat();
+    let corpus = [golden("v1", |name| name == "hello"), golden("v1", |name| name == "proof")].concat().concat();
     fuzz("listener", &[corpus], 4000, |input| {
         let met = runtime.block_on(fed(input, async |io| handshake::accept(io, here, identity(1), &cred, None).await));
         // Who does not know the secret cannot prove it.
@@ -63,8 +63,8 @@ fn the_listeners_half_of_the_handshake() {
 fn the_diallers_half_of_the_handshake() {
     let (runtime, cred) = (runtime(), credentials());
     let here: SocketAddr = "127.0.0.1:9".parse().unwrap();
-    let mut corpus = golden(|name| name == "reject");
-    corpus.push([golden(|name| name == "challenge"), golden(|name| name == "welcome")].concat().concat());
+    let mut corpus = golden("v1", |name| name == "reject");
+    corpus.push([golden("v1", |name| name == "challenge"), golden("v1", |name| name == "welcome")].concat().concat());
     fuzz("dialler", &corpus, 4000, |input| {
         let dial =
             async |io: &mut _| handshake::dial(io, here, identity(1), Lane::Small, 7, &cred, None).await.map(|_| ());
@@ -88,7 +88,7 @@ impl Role for Anything {
 #[test]
 fn frames_of_both_lanes() {
     let runtime = runtime();
-    let frames = golden(|name| !["hello", "challenge", "reject", "proof", "welcome"].contains(&name));
+    let frames = golden("v1", |name| !["hello", "challenge", "reject", "proof", "welcome"].contains(&name));
     let mut corpus = frames.clone();
     corpus.push(frames.concat());
     fuzz("frames", &corpus, 6000, |input| {
@@ -106,11 +106,12 @@ fn frames_of_both_lanes() {
 
 #[test]
 fn headers_of_every_kind() {
-    let corpus: Vec<Vec<u8>> = golden(|name| !["hello", "challenge", "reject", "proof", "welcome"].contains(&name))
-        .into_iter()
-        .map(|frame| frame[FRAME_PREFIX..].to_vec())
-        .filter(|header| !header.is_empty())
-        .collect();
+    let corpus: Vec<Vec<u8>> =
+        golden("v1", |name| !["hello", "challenge", "reject", "proof", "welcome"].contains(&name))
+            .into_iter()
+            .map(|frame| frame[FRAME_PREFIX..].to_vec())
+            .filter(|header| !header.is_empty())
+            .collect();
     fuzz("headers", &corpus, 20_000, |input| {
         let _ = decode::<CallHeader>(input);
         let _ = decode::<ReplyHeader>(input);
@@ -134,7 +135,7 @@ fn bodies(wanted: &str) -> Vec<Vec<u8>> {
         let prefix = decode_prefix(*frame.first_chunk().unwrap()).unwrap();
         frame[FRAME_PREFIX + prefix.header..].to_vec()
     };
-    golden(|name| name == wanted).into_iter().map(body).collect()
+    golden("v1", |name| name == wanted).into_iter().map(body).collect()
 }
 
 #[test]
@@ -195,6 +196,7 @@ fn membership_datagrams() {
         if of_one { one.handle_timer(now, timer) } else { two.handle_timer(now, timer) }
     }
     corpus.extend(bodies("datagram"));
+    corpus.extend(golden("v1/membership", |_| true));
     corpus.sort();
     corpus.dedup();
     assert!(corpus.len() > 10, "{}", corpus.len());

@@ -101,10 +101,11 @@ fn mutated(rng: &mut StdRng, corpus: &[Vec<u8>]) -> Vec<u8> {
     input
 }
 
-/// The golden messages whose name `wanted` accepts, by name.
-pub fn golden(wanted: impl Fn(&str) -> bool) -> Vec<Vec<u8>> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1");
+/// The golden messages of a folder whose name `wanted` accepts, by name.
+pub fn golden(folder: &str, wanted: impl Fn(&str) -> bool) -> Vec<Vec<u8>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder);
     let mut names: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.retain(|path| path.is_file());
     names.sort();
     names.retain(|path| wanted(path.file_stem().unwrap().to_str().unwrap()));
     names.iter().map(|path| bytes(&std::fs::read_to_string(path).unwrap())).collect()
