@@ -37,7 +37,7 @@ pub(super) struct Again {
 
 /// What a request has been through.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Past {
+pub(crate) struct Past {
     /// Workers that were lost while they had it.
     pub(super) lost: u32,
     /// Longest time that it has waited for an answer on a Worker from which it was taken back.

@@ -37,7 +37,7 @@ use crate::policy::{Hints, Policy};
 use crate::pool::Pool;
 use crate::trail::Trail;
 
-pub(crate) use attempt::broken;
+pub(crate) use attempt::{Past, broken};
 pub(crate) use blame::Blame;
 pub(crate) use source::{Piece, Source};
 

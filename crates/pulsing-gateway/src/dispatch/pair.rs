@@ -181,7 +181,7 @@ impl Placement {
         let body = with_fields(&task.body, &fields).ok_or_else(|| broken("the request is no JSON object"))?;
         let made = Job { half: Some(half), ..Job::clone(job) };
         tokio::select! {
-            answer = self.attempt_engine(worker, endpoint, &made, body, trial) => answer.map(Placed::Engine),
+            answer = self.attempt_engine(worker, endpoint, &made, body, None, trial) => answer.map(Placed::Engine),
             () = Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job), None) => Err(Failure::TakenBack),
         }
     }
@@ -228,6 +228,7 @@ impl Placement {
             }
             Placed::Engine(Engine::Stream(mut stream)) => {
                 while let Some(passed) = poll_fn(|cx| stream.poll_next(cx, self)).await {
+                    // Nothing of it was noted, so nobody goes on with it.
                     passed.map_err(Failure::Failed)?;
                 }
             }
@@ -240,7 +241,7 @@ impl Placement {
 impl Task {
     /// The same for the other half.
     fn again(&self) -> Self {
-        Self { body: self.body.clone(), takers: Takers::Actors, past: self.past, resume: None }
+        Self { body: self.body.clone(), takers: Takers::Actors, past: self.past, resume: None, sent: None }
     }
 }
 

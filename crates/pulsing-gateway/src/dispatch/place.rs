@@ -12,7 +12,7 @@ use super::attempt::{Past, Upstream, lost_too_often};
 use super::resume::Resume;
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
-use crate::engine::Engine;
+use crate::engine::{Engine, Sent};
 use crate::metrics::Retry;
 use crate::policy::Why;
 use crate::pool::{Fault, Role, State, Worker};
@@ -34,8 +34,10 @@ pub(super) struct Task {
     pub(super) body: Bytes,
     pub(super) takers: Takers,
     pub(super) past: Past,
-    /// Of a stream that has begun: what the client has.
+    /// Of a stream that an actor has begun: what the client has.
     pub(super) resume: Option<Box<Resume>>,
+    /// Of one that an engine has begun.
+    pub(super) sent: Option<Box<Sent>>,
 }
 
 /// Where a request went.
@@ -109,7 +111,7 @@ impl Placement {
                     })
                 }
                 (Some(endpoint), None) => tokio::select! {
-                    answer = self.attempt_engine(&worker, endpoint, &job, task.body.clone(), trial) => answer.map(Placed::Engine),
+                    answer = self.attempt_engine(&worker, endpoint, &job, task.body.clone(), task.sent.as_deref(), trial) => answer.map(Placed::Engine),
                     () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), None) => Err(Failure::TakenBack),
                 },
                 (None, None) => match &job.question {
@@ -123,7 +125,11 @@ impl Placement {
             job.trail.spent(Stage::Worker, Some(sent));
             let worker = tried;
             let (error, fault) = match attempt {
-                Ok(placed) => {
+                Ok(mut placed) => {
+                    if let Placed::Engine(Engine::Stream(stream)) = &mut placed {
+                        let sent = task.sent.take().or_else(|| self.sent(&job, &worker));
+                        stream.note(&task.body, task.past, sent);
+                    }
                     self.served_elsewhere(&suspects, &worker, &task.body);
                     return Ok(placed);
                 }
@@ -205,8 +211,10 @@ impl Placement {
         task: &Task,
     ) -> Option<Arc<Worker>> {
         let takers = task.takers;
-        let goes_on = |worker: &Worker| task.resume.as_ref().is_none_or(|resume| worker.is_like(&resume.likeness));
-        let all = excluded.is_empty() && task.resume.is_none() && takers != Takers::Actors;
+        let begun = task.resume.as_ref().map(|resume| &resume.likeness);
+        let begun = begun.or_else(|| task.sent.as_ref().map(|sent| &sent.likeness));
+        let goes_on = |worker: &Worker| begun.is_none_or(|like| worker.is_like(like));
+        let all = excluded.is_empty() && begun.is_none() && takers != Takers::Actors;
         let kept: Arc<[Arc<Worker>]>;
         let candidates: &Arc<[Arc<Worker>]> = if all {
             ready

@@ -5,10 +5,12 @@
 //! all that was sent, for a text can be cut into tokens in more than one way.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
-use super::place::Task;
+use super::place::{Takers, Task};
 use super::{Job, Placement};
 use crate::api::{ApiError, Resume as Allowed};
+use crate::engine::{GoOn, Sent, Wanted};
 use crate::pool::{Likeness, Worker};
 use crate::protocol::{Deltas, Generate};
 
@@ -66,6 +68,27 @@ impl Resume {
 }
 
 impl Placement {
+    /// What another engine needs to go on with a stream of `job` that `worker` has begun; `None` where none could.
+    pub(super) fn sent(&self, job: &Job, worker: &Worker) -> Option<Box<Sent>> {
+        Sent::of(job, worker, self.pool.snapshot().own_name(&job.model))
+    }
+    /// Another engine is to go on with a stream.
+    pub(super) async fn go_on(
+        self: Arc<Self>,
+        job: Arc<Job>,
+        lost: Box<GoOn>,
+    ) -> Result<super::place::Placed, ApiError> {
+        let GoOn { body, mut past, mut sent, error } = *lost;
+        let why = if sent.read() { Wanted::read(job.api, &body, &sent).err() } else { Some("it is more than text") };
+        if let Some(why) = why {
+            tracing::info!(request_id = %job.request_id, why, "a stream of an engine is not continued");
+            return Err(error);
+        }
+        self.count_loss(&mut past, &body)?;
+        self.metrics.resumed.fetch_add(1, Relaxed);
+        let task = Task { body, takers: Takers::Any, past, resume: None, sent: Some(sent) };
+        self.resume(job, task).await
+    }
     /// [`place`](Self::place), for the rest of a stream.
     pub(super) async fn resume(self: Arc<Self>, job: Arc<Job>, task: Task) -> Result<super::place::Placed, ApiError> {
         self.place(job, task).await.map_err(|error| match error.status {

@@ -13,7 +13,7 @@ use super::place::{Placed, Takers, Task};
 use super::{Failure, Job, Placement};
 use crate::api::ApiError;
 use crate::cluster::BoxFuture;
-use crate::engine::{Engine, EngineStream, Head, Passed, Whole};
+use crate::engine::{Engine, EngineStream, GoOn, Head, Passed, Whole};
 use crate::metrics::Retry;
 use crate::protocol::{self, Deltas, Usage};
 
@@ -58,6 +58,8 @@ enum Step {
     Again(Bytes, Past),
     /// Another Worker is to go on.
     Resume(Again),
+    /// Another engine is to go on.
+    GoOn(Box<GoOn>),
 }
 
 impl Source {
@@ -78,7 +80,7 @@ impl Source {
     }
 
     fn waiting(&self, body: Bytes, takers: Takers, past: Past) -> Sub {
-        let task = Task { body, takers, past, resume: None };
+        let task = Task { body, takers, past, resume: None, sent: None };
         Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), task)))
     }
     fn divide(&mut self) {
@@ -106,8 +108,13 @@ impl Source {
                         return Poll::Ready(Some(Ok(Piece::Again(first..first + self.n))));
                     }
                     Poll::Ready(Some(Ok(Step::Resume(Again { body, past, resume, .. })))) => {
-                        let task = Task { body, takers: Takers::Actors, past, resume };
+                        let task = Task { body, takers: Takers::Actors, past, resume, sent: None };
                         let going_on = Arc::clone(&self.placement).resume(Arc::clone(&self.job), task);
+                        self.subs[at] = Sub::Waiting(Box::pin(going_on));
+                        continue 'again;
+                    }
+                    Poll::Ready(Some(Ok(Step::GoOn(lost)))) => {
+                        let going_on = Arc::clone(&self.placement).go_on(Arc::clone(&self.job), lost);
                         self.subs[at] = Sub::Waiting(Box::pin(going_on));
                         continue 'again;
                     }
@@ -199,6 +206,7 @@ impl Sub {
                         Poll::Pending => Poll::Pending,
                         Poll::Ready(Some(Ok(Passed::Events(bytes)))) => piece(Piece::Events(bytes, stream.take_head())),
                         Poll::Ready(Some(Ok(Passed::Deltas(deltas)))) => piece(Piece::Deltas(deltas)),
+                        Poll::Ready(Some(Ok(Passed::Lost(lost)))) => Poll::Ready(Some(Ok(Step::GoOn(lost)))),
                         Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
                         Poll::Ready(None) if !stream.passes() => {
                             *self = Self::Done;

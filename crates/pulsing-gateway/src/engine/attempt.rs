@@ -13,10 +13,13 @@ use super::exchange::Exchange;
 use super::message::{Forward, Head, error_of, with_model};
 use super::normal::Normaliser;
 use super::reader::{Passed, Reader};
+use super::rest::Rest;
+use super::seam::{Had, Seam};
+use super::sent::Sent;
 use super::sse::Gate;
 use super::wire::WireError;
 use crate::api::{Api, ApiError};
-use crate::dispatch::{Failure, Half, Job, Placement, broken};
+use crate::dispatch::{Failure, Half, Job, Past, Placement, broken};
 use crate::pool::{Companion, Lease, Worker};
 use crate::protocol::{Deltas, Usage};
 
@@ -44,22 +47,43 @@ pub(crate) struct Whole {
 
 /// An answer that goes on. Dropping it closes the connection.
 pub(crate) struct EngineStream {
-    exchange: Exchange,
+    /// `None` where everything is known already.
+    exchange: Option<Exchange>,
     reader: Reader,
     head: Option<Head>,
     first: Option<Bytes>,
     lease: Lease,
     ended: bool,
+    /// To go on with elsewhere; `None` where that cannot be.
+    again: Option<Again>,
+}
+
+/// What it takes to go on with another engine.
+struct Again {
+    body: Bytes,
+    past: Past,
+    sent: Box<Sent>,
+}
+
+/// A stream whose engine is lost.
+pub(crate) struct GoOn {
+    pub(crate) body: Bytes,
+    pub(crate) past: Past,
+    pub(crate) sent: Box<Sent>,
+    /// What the client is told where nobody goes on with it.
+    pub(crate) error: ApiError,
 }
 
 /// What is sent.
-struct Asked {
+struct Asked<'a> {
     api: Api,
     body: Bytes,
     /// Where the value of `model` lies in it.
     model_at: Option<Range<usize>>,
     /// It tries a Worker out that has failed.
     trial: bool,
+    /// What the client has already, of a stream that another engine began: the body is made for the rest.
+    rest: Option<(&'a Sent, Had)>,
 }
 
 impl Placement {
@@ -71,19 +95,30 @@ impl Placement {
         endpoint: &Arc<Endpoint>,
         job: &Job,
         body: Bytes,
+        sent: Option<&Sent>,
         trial: bool,
     ) -> Result<Engine, Failure> {
         job.trail.attempt(worker);
-        if let Some(native) = job.native.as_ref().filter(|_| job.half.is_none() && endpoint.may_have_responses()) {
-            let asked =
-                Asked { api: Api::Responses, body: native.body.clone(), model_at: native.model_at.clone(), trial };
+        if let Some(sent) = sent {
+            let (body, had) = match self.rest(worker, endpoint, job, &body, sent).await? {
+                Rest::Ask { body, had } => (body, had),
+                Rest::Known(events) => return Ok(self.known(worker, job, events)),
+            };
+            let asked = Asked { api: job.api, body, model_at: None, trial, rest: Some((sent, had)) };
+            let answer = self.exchange(worker, endpoint, job, asked).await?;
+            return answer.ok_or_else(|| broken("the engine does not know that path"));
+        }
+        let native = job.native.as_ref().filter(|_| job.half.is_none() && endpoint.may_have_responses());
+        if let Some(native) = native {
+            let (body, model_at) = (native.body.clone(), native.model_at.clone());
+            let asked = Asked { api: Api::Responses, body, model_at, trial, rest: None };
             match self.exchange(worker, endpoint, job, asked).await {
                 Ok(Some(engine)) => return Ok(engine),
                 Ok(None) => endpoint.has_no_responses(),
                 Err(failure) => return Err(failure),
             }
         }
-        let asked = Asked { api: job.api, body, model_at: job.model_at.clone(), trial };
+        let asked = Asked { api: job.api, body, model_at: job.model_at.clone(), trial, rest: None };
         let answer = self.exchange(worker, endpoint, job, asked).await?;
         // Only a path that an engine may lack is answered with nothing.
         answer.ok_or_else(|| broken("the engine does not know that path"))
@@ -95,36 +130,21 @@ impl Placement {
         worker: &Arc<Worker>,
         endpoint: &Arc<Endpoint>,
         job: &Job,
-        Asked { api, body, model_at, trial }: Asked,
+        Asked { api, body, model_at, trial, rest }: Asked<'_>,
     ) -> Result<Option<Engine>, Failure> {
         let mut lease = worker.lease_for(body.len(), Duration::ZERO);
         if trial {
             lease.tries();
         }
         let body = match worker.model_for(self.pool.snapshot().own_name(&job.model)) {
-            _ if job.half.is_some() => body,
+            _ if job.half.is_some() || rest.is_some() => body,
             Some(model) if !job.names_model || model != job.model => with_model(&body, model_at, &model),
             _ => body,
         };
         let trace = job.trace();
         let forward =
             Forward { api, headers: &job.headers, request_id: &job.request_id, traceparent: trace.as_deref() };
-        let mut fresh = false;
-        let (head, exchange) = loop {
-            let (wire, reused) = endpoint.connection(fresh).await.map_err(|error| {
-                endpoint.forget();
-                Failure::Lost(format!("cannot connect to the engine: {error}"))
-            })?;
-            match wire.send(forward.head(endpoint, body.len()), body.clone(), endpoint).await {
-                Ok(answer) => break answer,
-                // The engine may have closed a kept connection at the very moment it was used: no fault of anyone.
-                Err(error) if reused && error.is_silence() => {
-                    tracing::debug!(%error, "a kept connection to an engine was closed");
-                    fresh = true;
-                }
-                Err(error) => return Err(broke_off(endpoint, &error).await),
-            }
-        };
+        let (head, exchange) = self.send(endpoint, &forward, &body).await?;
         if !head.status.is_success() {
             let failure = self.refused(worker, endpoint, job, &head, exchange).await;
             return match failure {
@@ -141,7 +161,11 @@ impl Placement {
             && job.half != Some(Half::Reads)
             && (job.native.is_some() || (worker.normalizes() && api.generates()));
         if job.stream {
-            let reader = if reads { Reader::Normal(Box::default()) } else { Reader::Gate(Gate::new(api)) };
+            let reader = match rest {
+                had if reads => Reader::Normal(Box::default(), had.map(|(_, had)| had)),
+                Some((sent, had)) => Reader::Seam(Box::new(Seam::new(sent, had))),
+                None => Reader::Gate(Gate::new(api)),
+            };
             return stream(head, exchange, lease, reader, endpoint).await.map(Some);
         }
         let mut answer = whole(head, exchange, endpoint).await?;
@@ -165,14 +189,23 @@ async fn stream(
         Some(Ok(first)) => {
             lease.answered();
             let (head, first) = (reader.passes().then_some(head), Some(first));
-            Ok(Engine::Stream(Box::new(EngineStream { exchange, reader, head, first, lease, ended: false })))
+            let exchange = Some(exchange);
+            Ok(Engine::Stream(Box::new(EngineStream {
+                exchange,
+                reader,
+                head,
+                first,
+                lease,
+                ended: false,
+                again: None,
+            })))
         }
         Some(Err(error)) => Err(broke_off(endpoint, &error).await),
         None => Err(broken("the engine ended its stream without an answer")),
     }
 }
 
-async fn whole(head: Head, mut exchange: Exchange, endpoint: &Endpoint) -> Result<Engine, Failure> {
+pub(super) async fn whole(head: Head, mut exchange: Exchange, endpoint: &Endpoint) -> Result<Engine, Failure> {
     let mut first_byte = None;
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
@@ -207,8 +240,19 @@ fn is_absent(head: &Head, error: &ApiError) -> bool {
 }
 
 impl Placement {
+    /// The end of a stream that is known without a question.
+    fn known(&self, worker: &Arc<Worker>, job: &Job, events: Bytes) -> Engine {
+        let reader = match job.native.is_some() || worker.normalizes() {
+            true => Reader::Normal(Box::default(), None),
+            false => Reader::Gate(Gate::new(job.api)),
+        };
+        let (first, lease) = (Some(events), worker.lease_for(0, Duration::ZERO));
+        let stream = EngineStream { exchange: None, reader, head: None, first, lease, ended: false, again: None };
+        Engine::Stream(Box::new(stream))
+    }
+
     /// What an answer other than 2xx means.
-    async fn refused(
+    pub(super) async fn refused(
         &self,
         worker: &Worker,
         endpoint: &Endpoint,
@@ -257,7 +301,7 @@ impl Placement {
 
 /// What it means that there is no answer, or only a part of one: the engine is lost if nobody listens there any more, and
 /// else it is this one request that broke.
-async fn broke_off(endpoint: &Endpoint, error: &WireError) -> Failure {
+pub(super) async fn broke_off(endpoint: &Endpoint, error: &WireError) -> Failure {
     if endpoint.is_there().await {
         broken(&format!("the engine broke off: {error}"))
     } else {
@@ -265,7 +309,8 @@ async fn broke_off(endpoint: &Endpoint, error: &WireError) -> Failure {
     }
 }
 
-/// What a client is told whose stream broke. Whether the engine is gone is found out behind its back.
+/// What a client is told whose stream broke, if nobody goes on with it. Whether the engine is gone is found out behind its
+/// back.
 fn cut(placement: &Placement, worker: &Arc<Worker>, error: &WireError) -> ApiError {
     tracing::warn!(worker = %worker.target().actor, %error, "an engine broke off in the middle of a stream");
     let (pool, worker) = (Arc::clone(&placement.pool), Arc::clone(worker));
@@ -287,6 +332,12 @@ impl EngineStream {
     pub(crate) fn keep(&mut self, companion: Companion) {
         self.lease.keep(companion);
     }
+    /// Notes from here on what the client gets, so that another engine may go on with it: `sent` is what it has.
+    pub(crate) fn note(&mut self, body: &Bytes, past: Past, sent: Option<Box<Sent>>) {
+        if self.reader.is_of_chunks() {
+            self.again = sent.map(|sent| Again { body: body.clone(), past, sent });
+        }
+    }
     /// Status and headers, once.
     pub(crate) fn take_head(&mut self) -> Option<Head> {
         self.head.take()
@@ -304,26 +355,45 @@ impl EngineStream {
         loop {
             let data = match self.first.take() {
                 Some(first) => first,
-                None => match std::task::ready!(self.exchange.poll_data(cx)) {
-                    Some(Ok(data)) => data,
-                    // Everything was there already.
-                    Some(Err(_)) if self.reader.is_done() => {
-                        self.ended = true;
-                        return Poll::Ready(self.reader.finish().transpose());
+                None => {
+                    match std::task::ready!(self.exchange.as_mut().map_or(Poll::Ready(None), |wire| wire.poll_data(cx)))
+                    {
+                        Some(Ok(data)) => data,
+                        // Everything was there already.
+                        Some(Err(_)) if self.reader.is_done() => {
+                            self.ended = true;
+                            return Poll::Ready(self.reader.finish().transpose());
+                        }
+                        Some(Err(error)) => {
+                            self.ended = true;
+                            let told = cut(placement, self.lease.worker(), &error);
+                            let Some(Again { body, past, sent }) = self.again.take() else {
+                                return Poll::Ready(Some(Err(told)));
+                            };
+                            return Poll::Ready(Some(Ok(Passed::Lost(Box::new(GoOn {
+                                body,
+                                past,
+                                sent,
+                                error: told,
+                            })))));
+                        }
+                        None => {
+                            self.ended = true;
+                            return Poll::Ready(self.reader.finish().transpose());
+                        }
                     }
-                    Some(Err(error)) => {
-                        self.ended = true;
-                        return Poll::Ready(Some(Err(cut(placement, self.lease.worker(), &error))));
-                    }
-                    None => {
-                        self.ended = true;
-                        return Poll::Ready(self.reader.finish().transpose());
-                    }
-                },
+                }
             };
             match self.reader.push(data) {
                 Ok(None) => {}
-                Ok(Some(passed)) => return Poll::Ready(Some(Ok(passed))),
+                Ok(Some(passed)) => {
+                    match (&mut self.again, &passed) {
+                        (Some(again), Passed::Events(events)) => again.sent.events(events),
+                        (Some(again), Passed::Deltas(deltas)) => again.sent.deltas(deltas),
+                        (None, _) | (_, Passed::Lost(_)) => {}
+                    }
+                    return Poll::Ready(Some(Ok(passed)));
+                }
                 Err(error) => {
                     self.ended = true;
                     return Poll::Ready(Some(Err(error)));

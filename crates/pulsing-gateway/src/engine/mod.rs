@@ -14,12 +14,17 @@ mod lines;
 mod message;
 mod normal;
 mod reader;
+mod rest;
+mod seam;
+mod sent;
 mod splice;
 mod sse;
 mod wire;
 
-pub(crate) use attempt::{Engine, EngineStream, Whole};
+pub(crate) use attempt::{Engine, EngineStream, GoOn, Whole};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use message::{Head, usage_in};
 pub(crate) use reader::Passed;
+pub(crate) use rest::Wanted;
+pub(crate) use sent::Sent;
 pub(crate) use splice::{Splice, with_fields};

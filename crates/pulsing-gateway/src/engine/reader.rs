@@ -2,11 +2,13 @@
 
 use bytes::Bytes;
 
+use super::attempt::GoOn;
 use super::lines::too_long;
 use super::normal::Normaliser;
+use super::seam::{Had, Seam};
 use super::sse::Gate;
 use crate::api::ApiError;
-use crate::protocol::{Deltas, Usage};
+use crate::protocol::{Delta, Deltas, Usage};
 
 /// What came of a stream.
 pub(crate) enum Passed {
@@ -14,12 +16,16 @@ pub(crate) enum Passed {
     Events(Bytes),
     /// What they say, where they are to be written anew.
     Deltas(Deltas),
+    /// The engine is lost, and another one may go on.
+    Lost(Box<GoOn>),
 }
 
 /// Lets events through, or reads them.
 pub(super) enum Reader {
     Gate(Gate),
-    Normal(Box<Normaliser>),
+    Normal(Box<Normaliser>, Option<Had>),
+    /// The rest of another engine's stream.
+    Seam(Box<Seam>),
 }
 
 impl Reader {
@@ -33,14 +39,16 @@ impl Reader {
                 }
                 Ok(passed.map(Passed::Events))
             }
-            Self::Normal(normal) => normal.push(&bytes).map(passed),
+            Self::Normal(normal, had) => normal.push(&bytes).and_then(|deltas| passed(deltas, *had)),
+            Self::Seam(seam) => seam.push(&bytes).map(events),
         }
     }
     /// Everything was there: a connection that breaks now took nothing with it.
     pub(super) fn is_done(&self) -> bool {
         match self {
             Self::Gate(gate) => gate.is_done(),
-            Self::Normal(normal) => normal.is_done(),
+            Self::Normal(normal, _) => normal.is_done(),
+            Self::Seam(seam) => seam.is_done(),
         }
     }
     /// The body is over: what is left of a complete answer.
@@ -52,22 +60,35 @@ impl Reader {
                 None => Err(ApiError::worker_fault("the engine ended its stream before the answer was complete")),
             },
             // Whether each choice has ended is for who writes the answer to say.
-            Self::Normal(normal) => normal.finish().map(passed),
+            Self::Normal(normal, had) => normal.finish().and_then(|deltas| passed(deltas, *had)),
+            Self::Seam(seam) => seam.finish().map(events),
         }
     }
     /// Tokens, if the engine said so and nobody has been told yet.
     pub(super) fn usage(&self) -> Option<Usage> {
         match self {
             Self::Gate(gate) => gate.usage(),
-            Self::Normal(_) => None,
+            Self::Normal(..) => None,
+            Self::Seam(seam) => seam.usage(),
         }
     }
     /// The client sees the engine's own events.
     pub(super) fn passes(&self) -> bool {
-        matches!(self, Self::Gate(_))
+        matches!(self, Self::Gate(_) | Self::Seam(_))
+    }
+    /// It is a stream of chunks that another engine could go on with.
+    pub(super) fn is_of_chunks(&self) -> bool {
+        !matches!(self, Self::Gate(gate) if gate.is_of_response())
     }
 }
 
-fn passed(deltas: Vec<crate::protocol::Delta>) -> Option<Passed> {
-    (!deltas.is_empty()).then_some(Passed::Deltas(Deltas { deltas }))
+fn events(bytes: Bytes) -> Option<Passed> {
+    (!bytes.is_empty()).then_some(Passed::Events(bytes))
+}
+
+fn passed(mut deltas: Vec<Delta>, had: Option<Had>) -> Result<Option<Passed>, ApiError> {
+    if let Some(had) = had {
+        had.deltas(&mut deltas)?;
+    }
+    Ok((!deltas.is_empty()).then_some(Passed::Deltas(Deltas { deltas })))
 }

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 pub(crate) struct Splice {
     name: &'static str,
     /// As JSON.
-    value: String,
+    pub(super) value: String,
     /// Also where it is not there, or null.
     always: bool,
 }

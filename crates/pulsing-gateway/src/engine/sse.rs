@@ -72,6 +72,10 @@ impl Gate {
         Some(bytes)
     }
 
+    /// The events are those of a response.
+    pub(super) fn is_of_response(&self) -> bool {
+        self.response.is_some()
+    }
     /// A line has come that is too long for an event.
     pub(super) fn is_too_long(&self) -> bool {
         self.line > MAX_LINE

@@ -36,7 +36,7 @@ pub use served::Served;
 pub use snapshot::Snapshot;
 use snapshot::{Group, NAMES_SHOWN};
 pub use state::State;
-pub(crate) use worker::Likeness;
+pub(crate) use worker::{Continues, Likeness};
 pub use worker::{Lease, Worker};
 
 /// First pause before a lost load subscription is tried again; doubles up to [`RETRY_MAX`].

@@ -44,7 +44,7 @@ struct Facts {
     models: Vec<String>,
     detail: String,
     max_model_len: u64,
-    /// `continue` in the metadata: `greedy`, `any`, or nothing.
+    /// `continue` in the metadata: `greedy`, `any`, or nothing; of an engine `vllm`, `sglang`, or nothing.
     continues: String,
     /// `fingerprint` in the metadata.
     fingerprint: String,
@@ -56,6 +56,17 @@ pub(crate) struct Likeness {
     model: Option<String>,
     fingerprint: String,
     sampled: bool,
+    /// How an engine is asked to go on; `None` for an actor.
+    pub(crate) continues: Option<Continues>,
+}
+
+/// Engines that go on with an unfinished message of the assistant, by whose rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Continues {
+    /// The chat template writes the message down; what may begin a stop string is held back.
+    Vllm,
+    /// The message's tokens are put behind the prompt's.
+    Sglang,
 }
 
 /// One Worker: an instance id; a restarted one is another Worker.
@@ -233,11 +244,33 @@ impl Worker {
             model: facts.model.clone(),
             fingerprint: facts.fingerprint.clone(),
             sampled,
+            continues: None,
         })
+    }
+    /// The same for an engine that serves `model`, where tokens are not drawn.
+    pub(crate) fn engine_likeness(&self, model: String) -> Option<Likeness> {
+        let facts = self.facts.load();
+        let continues = match facts.continues.as_str() {
+            "vllm" => Continues::Vllm,
+            "sglang" => Continues::Sglang,
+            _ => return None,
+        };
+        // Halves of requests are never the whole of one.
+        if self.endpoint().is_none() || facts.role != Role::Aggregated {
+            return None;
+        }
+        let (continues, fingerprint) = (Some(continues), facts.fingerprint.clone());
+        Some(Likeness { model: Some(model), fingerprint, sampled: false, continues })
     }
     /// It goes on with what one of that likeness has begun.
     pub(crate) fn is_like(&self, other: &Likeness) -> bool {
-        self.likeness(other.sampled).as_ref() == Some(other)
+        let like = match (other.continues, &other.model) {
+            (Some(_), Some(model)) => {
+                self.model_for(Some(model)).filter(|own| own == model).and_then(|own| self.engine_likeness(own))
+            }
+            _ => self.likeness(other.sampled),
+        };
+        like.as_ref() == Some(other)
     }
     /// Why it failed, how far loading is.
     pub fn detail(&self) -> String {

@@ -1,0 +1,406 @@
+//! Streams of engine servers that break, and go on on another engine (S4).
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::engine::{Engine, Turn};
+use common::{Client, FakeCluster, FakeWorker, Response, get, post, until};
+use pulsing_gateway::Gateway;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+/// What the model says, if it may: a token a word.
+const WORDS: usize = 7;
+/// Tokens of a prompt.
+const PROMPT: [u32; 3] = [900, 901, 902];
+const FREE: usize = usize::MAX;
+
+/// How an engine behaves.
+#[derive(Clone, Copy)]
+struct Script {
+    profile: &'static str,
+    /// Events of the first stream after which the connection breaks.
+    cut: usize,
+    /// The template drops the first word of an assistant's message.
+    trims: bool,
+    /// What the second stream says beside its text.
+    strays: bool,
+    /// Who speaks is told with every piece.
+    talks: bool,
+    tokenizes: bool,
+}
+
+const VLLM: Script = Script { profile: "vllm", cut: FREE, trims: false, strays: false, talks: false, tokenizes: true };
+
+fn words(range: impl IntoIterator<Item = usize>) -> String {
+    range.into_iter().map(|at| format!("w{at} ")).collect()
+}
+fn ids(text: &str) -> Vec<u32> {
+    text.split(' ').filter(|word| !word.is_empty()).map(|word| word[1..].parse().unwrap()).collect()
+}
+
+/// The text so far in a request, and whether it is the rest of an answer that is asked for.
+fn so_far(asked: &Value) -> String {
+    if let Some(prompt) = asked["prompt"].as_str() {
+        return prompt.strip_prefix("hi").unwrap().to_owned();
+    }
+    match asked["continue_final_message"].as_bool() {
+        Some(true) => {
+            assert_eq!(asked["add_generation_prompt"], false);
+            let last = asked["messages"].as_array().unwrap().last().unwrap();
+            assert_eq!(last["role"], "assistant");
+            last["content"].as_str().unwrap().to_owned()
+        }
+        _ => String::new(),
+    }
+}
+
+/// An engine; `streams` counts those of all of them, so that each has an id of its own.
+async fn engine(script: Script, streams: &Arc<AtomicUsize>) -> Arc<Engine> {
+    let streams = Arc::clone(streams);
+    Engine::start(move |turn| serve(turn, script, Arc::clone(&streams))).await
+}
+
+async fn serve(turn: Turn, script: Script, streams: Arc<AtomicUsize>) -> Option<TcpStream> {
+    let asked: Value = serde_json::from_str(&turn.seen.body).unwrap();
+    assert_eq!(asked["model"], "tiny");
+    let path = turn.seen.head.split(' ').nth(1).unwrap().to_owned();
+    if path.contains("tokenize") && !script.tokenizes {
+        return turn.answer("404 Not Found", "", r#"{"detail":"Not Found"}"#).await;
+    }
+    match path.as_str() {
+        "/tokenize" => {
+            let mut text = ids(&if script.profile == "sglang" && asked["add_special_tokens"] == false {
+                asked["prompt"].as_str().unwrap().to_owned()
+            } else {
+                so_far(&asked)
+            });
+            if script.trims && !text.is_empty() {
+                text.remove(0);
+            }
+            let prompt = if asked["add_special_tokens"] == false { &[][..] } else { &PROMPT[..] };
+            let tokens: Vec<u32> = prompt.iter().copied().chain(text).collect();
+            turn.json(&json!({"count": tokens.len(), "tokens": tokens, "max_model_len": 100}).to_string()).await
+        }
+        "/detokenize" => {
+            let tokens = asked["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as usize);
+            turn.json(&json!({"prompt": words(tokens)}).to_string()).await
+        }
+        _ => stream(turn, script, &asked, streams.fetch_add(1, Ordering::SeqCst)).await,
+    }
+}
+
+async fn stream(mut turn: Turn, script: Script, asked: &Value, number: usize) -> Option<TcpStream> {
+    turn.begin().await;
+    for (at, event) in events(script, asked, number).iter().enumerate() {
+        if number == 0 && at == script.cut {
+            // Half of what comes next, and then nothing.
+            turn.chunk(&event.as_bytes()[..event.len() / 2]).await;
+            return None;
+        }
+        turn.chunk(event.as_bytes()).await;
+    }
+    turn.end().await
+}
+
+fn events(script: Script, asked: &Value, number: usize) -> Vec<String> {
+    let chat = asked["prompt"].is_null();
+    let first = ids(&so_far(asked)).len();
+    let most = asked["max_tokens"].as_u64().map_or(FREE, |most| first + most as usize);
+    let most = asked["max_completion_tokens"].as_u64().map_or(most, |most| first + most as usize);
+    let stop = asked["stop"].as_str().and_then(|stop| stop[1..].parse().ok()).unwrap_or(WORDS);
+    let end = WORDS.min(stop).min(most);
+    // The end and a stop string are a token, too.
+    let (reason, tokens) = if end == most { ("length", end - first) } else { ("stop", end - first + 1) };
+    let event = |choices: &str, more: &str| {
+        let object = if chat { "chat.completion.chunk" } else { "text_completion" };
+        let (id, created) = (format!("id-{number}"), 1000 + number);
+        format!(
+            "data: {{\"id\":\"{id}\",\"object\":\"{object}\",\"created\":{created},\"model\":\"tiny\",\"choices\":{choices}{more}}}\n\n"
+        )
+    };
+    // An order of keys that no library sorts, and numbers that none holds.
+    let choice = |said: &str, reason: &str| {
+        let name = if chat { "delta" } else { "text" };
+        let choice = format!("[{{\"index\":0,\"{name}\":{said},\"logprobs\":null,\"finish_reason\":{reason}}}]");
+        event(&choice, if reason == "null" { ",\"big\":123456789012345678901234567890" } else { "" })
+    };
+    let piece = |text: &str| match (chat, script.talks) {
+        (true, false) => format!("{{\"content\":\"{text}\"}}"),
+        (true, true) => format!("{{\"role\":\"assistant\",\"content\":\"{text}\"}}"),
+        (false, _) => format!("\"{text}\""),
+    };
+    let mut out = Vec::new();
+    if chat && !script.talks {
+        out.push(choice(r#"{"role":"assistant","content":""}"#, "null"));
+    }
+    if script.strays && number > 0 {
+        out.push(choice(r#"{"reasoning_content":"hm"}"#, "null"));
+    }
+    out.extend((first..end).map(|at| choice(&piece(&format!("w{at} ")), "null")));
+    out.push(choice(if chat { "{}" } else { "\"\"" }, &format!("\"{reason}\"")));
+    if asked["stream_options"]["include_usage"] == true {
+        let prompt = PROMPT.len() + first;
+        let total = prompt + tokens;
+        let usage = format!("{{\"prompt_tokens\":{prompt},\"total_tokens\":{total},\"completion_tokens\":{tokens}}}");
+        out.push(event("[]", &format!(",\"usage\":{usage}")));
+    }
+    out.push("data: [DONE]\n\n".to_owned());
+    out
+}
+
+fn join(engine: &Engine, cluster: &FakeCluster, more: &[(&str, &str)]) -> Arc<FakeWorker> {
+    let mut metadata =
+        vec![("kind", "worker"), ("protocol", "1..1"), ("model", "tiny"), ("state", "ready"), ("url", &engine.url)];
+    metadata.extend_from_slice(more);
+    cluster.worker_with("worker", &metadata, |_| async { panic!("an engine's worker gets no requests") })
+}
+
+const ALIKE: [(&str, &str); 2] = [("continue", "vllm"), ("fingerprint", "vllm 1 root")];
+
+fn chat(extra: &str) -> String {
+    format!(r#"{{"model":"alias","messages":[{{"role":"user","content":"hi"}}],"stream":true{extra}}}"#)
+}
+fn completion(extra: &str) -> String {
+    format!(r#"{{"model":"alias","prompt":"hi","stream":true{extra}}}"#)
+}
+
+/// Two engines of this script in front of a Router.
+async fn two(script: Script, metadata: &[(&str, &str)]) -> (Gateway, [Arc<Engine>; 2], FakeCluster) {
+    let (cluster, streams) = (FakeCluster::new(), Arc::new(AtomicUsize::new(0)));
+    let engines = [engine(script, &streams).await, engine(script, &streams).await];
+    for one in &engines {
+        join(one, &cluster, metadata);
+    }
+    let gateway = cluster.gateway(|config| config.worker_wait = Duration::from_millis(50)).await;
+    (gateway, engines, cluster)
+}
+
+async fn ask(script: Script, metadata: &[(&str, &str)], body: &str) -> (Response, String) {
+    let (gateway, _engines, _cluster) = two(script, metadata).await;
+    let path = if body.contains("\"prompt\"") { "/v1/completions" } else { "/v1/chat/completions" };
+    let response = post(&gateway, path, body).await;
+    (response, get(&gateway, "/metrics").await.body)
+}
+
+/// Wherever the stream is cut, the client gets what it gets if nothing happens, byte for byte.
+async fn wherever_it_is_cut(script: Script, metadata: &[(&str, &str)], body: &str) {
+    let (expected, _) = ask(script, metadata, body).await;
+    assert!(expected.whole && expected.body.ends_with("data: [DONE]\n\n"), "{body}: {}", expected.body);
+    let count = expected.events().len();
+    for cut in 1..count {
+        let (response, metrics) = ask(Script { cut, ..script }, metadata, body).await;
+        assert!(response.whole, "{body}, cut at {cut}: {}", response.body);
+        assert_eq!(response.body, expected.body, "{body}, cut at {cut}");
+        assert!(metrics.contains("pulsing_router_resumed_streams_total 1"), "{cut}: {metrics}");
+        assert!(metrics.contains("pulsing_router_broken_streams_total 0"), "{cut}: {metrics}");
+        assert!(metrics.contains("pulsing_router_in_flight 0"), "{cut}: {metrics}");
+    }
+}
+
+const GREEDY: &str = r#","temperature":0"#;
+const USAGE: &str = r#","temperature":0,"stream_options":{"include_usage":true}"#;
+
+#[tokio::test]
+async fn test_s4_a_greedy_stream_of_an_engine_goes_on_on_another_one_wherever_it_is_cut() {
+    for extra in [
+        GREEDY.to_owned(),
+        USAGE.to_owned(),
+        format!(r#"{USAGE},"max_tokens":5"#),
+        format!(r#"{USAGE},"max_tokens":50,"max_completion_tokens":4,"top_p":0.5,"frequency_penalty":0.0,"n":1"#),
+        format!(r#"{USAGE},"stop":"w4""#),
+    ] {
+        wherever_it_is_cut(VLLM, &ALIKE, &chat(&extra)).await;
+    }
+}
+
+#[tokio::test]
+async fn test_s4_a_greedy_text_completion_goes_on_too() {
+    for most in [4, 30] {
+        wherever_it_is_cut(VLLM, &ALIKE, &completion(&format!(r#"{USAGE},"max_tokens":{most}"#))).await;
+    }
+}
+
+#[tokio::test]
+async fn test_s4_an_engine_that_names_the_speaker_with_every_piece_is_understood() {
+    let script = Script { talks: true, cut: 3, ..VLLM };
+    let (response, _) = ask(script, &ALIKE, &chat(USAGE)).await;
+    assert!(response.whole, "{}", response.body);
+    let events: Vec<Value> = response
+        .events()
+        .iter()
+        .filter(|event| *event != "[DONE]")
+        .map(|event| serde_json::from_str(event).unwrap())
+        .collect();
+    let said = |key: &str| {
+        let deltas = events.iter().filter_map(|event| event["choices"][0]["delta"][key].as_str());
+        deltas.collect::<Vec<_>>().concat()
+    };
+    assert_eq!(said("content"), words(0..WORDS));
+    assert_eq!(said("role"), "assistant".repeat(3), "once a piece before the seam, and not again behind it");
+}
+
+#[tokio::test]
+async fn test_s4_sglang_is_asked_for_the_tokens_of_the_text_alone() {
+    let script = Script { profile: "sglang", ..VLLM };
+    let metadata = [("continue", "sglang")];
+    for extra in [GREEDY.to_owned(), USAGE.to_owned(), format!(r#"{GREEDY},"max_tokens":5,"stop":"x""#)] {
+        wherever_it_is_cut(script, &metadata, &chat(&extra)).await;
+    }
+    // What is out may be a part of this one: "w2 " and "w3".
+    let (response, _) = ask(Script { cut: 4, ..script }, &metadata, &chat(&format!(r#"{GREEDY},"stop":"2 w9""#))).await;
+    assert!(!response.whole && response.body.contains("lost in the middle"), "{}", response.body);
+}
+
+#[tokio::test]
+async fn test_s4_a_stream_that_is_written_anew_goes_on_too() {
+    let metadata = [ALIKE[0], ALIKE[1], ("normalize", "vllm")];
+    let comparable = |response: &Response| {
+        let strip = |event: &String| match serde_json::from_str::<Value>(event) {
+            Ok(mut event) => {
+                event["id"] = Value::Null;
+                event["created"] = Value::Null;
+                event
+            }
+            Err(_) => Value::from(event.as_str()),
+        };
+        response.events().iter().map(strip).collect::<Vec<_>>()
+    };
+    for extra in [USAGE.to_owned(), format!(r#"{USAGE},"max_tokens":5"#)] {
+        let (expected, _) = ask(VLLM, &metadata, &chat(&extra)).await;
+        for cut in 1..=WORDS {
+            let (response, _) = ask(Script { cut, ..VLLM }, &metadata, &chat(&extra)).await;
+            assert!(response.whole, "{cut}: {}", response.body);
+            assert_eq!(comparable(&response), comparable(&expected), "{cut}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn test_s4_an_engines_stream_survives_one_engine_after_the_other() {
+    let cluster = FakeCluster::new();
+    let streams = Arc::new(AtomicUsize::new(0));
+    let served = Arc::clone(&streams);
+    // Each breaks after two more words, but for the fourth.
+    let engine = Engine::start(move |mut turn: Turn| {
+        let streams = Arc::clone(&served);
+        async move {
+            if turn.seen.head.contains("tokenize") {
+                return serve(turn, VLLM, streams).await;
+            }
+            let number = streams.fetch_add(1, Ordering::SeqCst);
+            let events = events(VLLM, &serde_json::from_str(&turn.seen.body).unwrap(), number);
+            turn.begin().await;
+            for event in events.iter().take(if number < 3 { 3 } else { FREE }) {
+                turn.chunk(event.as_bytes()).await;
+            }
+            if number < 3 { None } else { turn.end().await }
+        }
+    })
+    .await;
+    join(&engine, &cluster, &ALIKE);
+    let gateway = cluster.gateway(|_| {}).await;
+    let response = post(&gateway, "/v1/chat/completions", &chat(USAGE)).await;
+    let (expected, _) = ask(VLLM, &ALIKE, &chat(USAGE)).await;
+    assert_eq!(response.body, expected.body);
+    assert_eq!(streams.load(Ordering::SeqCst), 4);
+}
+
+#[tokio::test]
+async fn test_s4_an_engine_that_is_gone_is_not_asked_again() {
+    let (cluster, streams) = (FakeCluster::new(), Arc::new(AtomicUsize::new(0)));
+    let dying = engine(Script { cut: 4, ..VLLM }, &streams).await;
+    join(&dying, &cluster, &ALIKE);
+    let gateway = cluster.gateway(|_| {}).await;
+    dying.stop_listening();
+    let mut client = Client::connect(&gateway).await;
+    client.post("/v1/chat/completions", &chat(USAGE)).await;
+    assert_eq!(client.head().await.0, 200);
+    let other = engine(VLLM, &streams).await;
+    join(&other, &cluster, &ALIKE);
+    let mut body = String::new();
+    while let Some(chunk) = client.chunk().await.filter(|chunk| !chunk.is_empty()) {
+        body.push_str(&String::from_utf8(chunk).unwrap());
+    }
+    assert!(body.ends_with("data: [DONE]\n\n"), "{body}");
+    assert_eq!(body.matches("\"id\":\"id-0\"").count(), WORDS + 3, "{body}");
+    let asked = dying.seen.lock().iter().filter(|seen| !seen.head.contains("/chat/")).count();
+    assert_eq!(asked, 0, "only who goes on is asked about tokens");
+    until("it is suspected", || cluster.count("worker") == 2).await;
+}
+
+#[tokio::test]
+async fn test_s4_where_going_on_would_not_be_sound_an_engines_stream_ends_with_an_error_and_a_cut() {
+    let (cut, plain) = (Script { cut: 4, ..VLLM }, chat(USAGE));
+    let metadata = |key: &'static str, value: &'static str| {
+        ALIKE.iter().map(|(name, own)| (*name, if *name == key { value } else { own })).collect::<Vec<_>>()
+    };
+    let mut cases = vec![
+        (cut, metadata("continue", ""), plain.clone()),
+        (cut, metadata("continue", "greedy"), plain.clone()),
+        (Script { trims: true, ..cut }, ALIKE.to_vec(), plain.clone()),
+        (Script { strays: true, ..cut }, ALIKE.to_vec(), plain.clone()),
+        (Script { tokenizes: false, ..cut }, ALIKE.to_vec(), plain.clone()),
+        (cut, [&ALIKE[..], &[("role", "prefill"), ("pd", "sequential")]].concat(), plain),
+        (cut, ALIKE.to_vec(), completion(GREEDY)),
+    ];
+    for extra in [
+        r#","temperature":0.7"#,
+        r#","seed":7"#,
+        r#","temperature":0,"tools":[{"type":"function"}]"#,
+        r#","temperature":0,"response_format":{"type":"json_object"}"#,
+        r#","temperature":0,"frequency_penalty":0.5"#,
+        r#","temperature":0,"repetition_penalty":1.1"#,
+        r#","temperature":0,"echo":true"#,
+        r#","temperature":0,"include_stop_str_in_output":true"#,
+        r#","temperature":0,"structured_outputs":{"choice":["a"]}"#,
+        r#","temperature":0,"field_of_tomorrow":1"#,
+    ] {
+        cases.push((cut, ALIKE.to_vec(), chat(extra)));
+    }
+    for messages in [
+        r#"[{"role":"user","content":"hi"},{"role":"assistant","content":"w0"}]"#,
+        r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}]"#,
+    ] {
+        cases.push((cut, ALIKE.to_vec(), format!(r#"{{"messages":{messages},"stream":true{GREEDY}}}"#)));
+    }
+    for (script, metadata, body) in cases {
+        let prefills = metadata.iter().any(|(_, value)| *value == "prefill");
+        let (response, _) = ask(script, &metadata, &body).await;
+        if prefills {
+            // It has no other half, and never began.
+            assert_eq!(response.status, 503, "{}", response.body);
+            continue;
+        }
+        assert!(!response.whole && !response.body.contains("[DONE]"), "{body}: {}", response.body);
+        let last = response.events().pop().unwrap();
+        assert!(last.starts_with("{\"error\":") && last.contains("lost in the middle"), "{body}: {last}");
+    }
+}
+
+#[tokio::test]
+async fn test_s4_an_engine_of_another_kind_does_not_go_on() {
+    for (key, value) in [("fingerprint", "vllm 2 root"), ("continue", "sglang"), ("model", "other")] {
+        let (cluster, streams) = (FakeCluster::new(), Arc::new(AtomicUsize::new(0)));
+        let script = Script { cut: 3, ..VLLM };
+        let dying = engine(script, &streams).await;
+        join(&dying, &cluster, &ALIKE);
+        let gateway = cluster.gateway(|config| config.worker_wait = Duration::from_millis(50)).await;
+        dying.stop_listening();
+        let mut client = Client::connect(&gateway).await;
+        client.post("/v1/chat/completions", &chat(GREEDY)).await;
+        assert_eq!(client.head().await.0, 200);
+        let other = engine(VLLM, &streams).await;
+        join(&other, &cluster, &[ALIKE[0], ALIKE[1], (key, value)]);
+        let mut body = String::new();
+        while let Some(chunk) = client.chunk().await.filter(|chunk| !chunk.is_empty()) {
+            body.push_str(&String::from_utf8(chunk).unwrap());
+        }
+        assert!(body.contains("lost in the middle") && !body.contains("[DONE]"), "{key}: {body}");
+        assert_eq!(other.asked(), 0, "{key}");
+    }
+}
