@@ -1,6 +1,8 @@
 """A small OpenAI-compatible server as an engine: in this process with switches, or as a process that can be killed.
 
-python engine_server.py PORT NAME
+python engine_server.py PORT NAME [PAUSE]
+
+With PAUSE it is vLLM to whoever asks, and says a word every PAUSE seconds.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ class EngineServer:
     """Seconds between two words of a stream."""
     kv_transfer_params: dict[str, Any] | None = None
     """What a prefill server of vLLM says beside its answer."""
+    version: str | None = None
+    """What vLLM says it is; such a server goes on with an unfinished message. A token is a character."""
     seen: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     addr: str = ""
@@ -72,6 +76,8 @@ class EngineServer:
                 _answer(writer, 401, {"error": {"message": "Incorrect API key", "type": "x", "param": None}})
             elif method == "GET":
                 self._get(writer, path)
+            elif self.version is not None and path in ("/tokenize", "/detokenize"):
+                _answer(writer, 200, _tokens(path, json.loads(body)))
             else:
                 self.seen.append((headers, body))
                 await self._generate(writer, path, json.loads(body))
@@ -85,8 +91,10 @@ class EngineServer:
             _answer(writer, 200, {"object": "list", "data": own if self.models is None else self.models})
         elif path == "/health":
             _answer(writer, self.health, {"status": self.health})
-        elif path == "/metrics" and self.metrics is not None:
-            _answer(writer, 200, self.metrics)
+        elif path == "/metrics" and (self.metrics is not None or self.version is not None):
+            _answer(writer, 200, self.metrics or "vllm:num_requests_running 0.0\n")
+        elif path == "/version" and self.version is not None:
+            _answer(writer, 200, {"version": self.version})
         else:
             _answer(writer, 404, {"detail": "Not Found"})
 
@@ -96,7 +104,10 @@ class EngineServer:
             return
         chat = path == "/v1/chat/completions"
         text = body["messages"][-1]["content"] if chat else str(body["prompt"])
-        words = [word + " " for word in text.split()]
+        had = 0
+        if body.get("continue_final_message"):
+            had, text = len(text.split()), body["messages"][-2]["content"]
+        words = [word + " " for word in text.split()][had:]
         base = {"id": "engine-1", "created": 1, "model": self.name}
         if not body.get("stream"):
             choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
@@ -118,6 +129,14 @@ class EngineServer:
         writer.write(b"0\r\n\r\n")
 
 
+def _tokens(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    if path == "/detokenize":
+        return {"prompt": "".join(map(chr, body["tokens"]))}
+    text = body["messages"][-1]["content"] if body["continue_final_message"] else ""
+    tokens = [0, *map(ord, text)]
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": 4096}
+
+
 def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
@@ -129,7 +148,10 @@ def _answer(writer: asyncio.StreamWriter, status: int, body: Any) -> None:
 
 
 async def main() -> None:
-    async with EngineServer(name=sys.argv[2]).running(int(sys.argv[1])):
+    server = EngineServer(name=sys.argv[2])
+    if len(sys.argv) > 3:
+        server.version, server.pause = "1.2.3", float(sys.argv[3])
+    async with server.running(int(sys.argv[1])):
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

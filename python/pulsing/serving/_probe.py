@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["EngineLoad", "Models", "ProbeError", "Url", "engine_load", "engine_of", "get"]
+__all__ = ["EngineLoad", "Models", "ProbeError", "Url", "engine_load", "engine_of", "get", "version_in"]
 
 # A server with a thousand models lists them in a few hundred KB; vLLM's metrics are about as large.
 _MAX_BODY = 8 << 20
@@ -155,6 +155,8 @@ class Models:
     max_model_len: int
     """Of the first model, in tokens; 0 = unknown."""
     owner: str
+    root: str = ""
+    """What the server has loaded as its first model."""
 
     @classmethod
     def parse(cls, body: bytes) -> Models:
@@ -175,7 +177,7 @@ class Models:
         lengths = [first.get("max_model_len")]
         lengths += [meta.get("n_ctx"), meta.get("n_ctx_train")] if isinstance(meta, dict) else []
         length = next((value for value in lengths if type(value) is int and 0 < value < 2**63), 0)
-        return cls(names, length, str(first.get("owned_by", "")))
+        return cls(names, length, str(first.get("owned_by", "")), str(first.get("root") or ""))
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,15 @@ def _samples(text: str) -> Iterator[tuple[str, float]]:
 
 def _count(values: list[float]) -> int:
     return int(min(max(sum(values), 0.0), 2**31))
+
+
+def version_in(body: bytes) -> str:
+    """The ``version`` that a server says it is, in an object of JSON; empty if it does not say."""
+    try:
+        said = json.loads(body)["version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return said if isinstance(said, str) else ""
 
 
 def engine_of(load: EngineLoad, owner: str) -> str:

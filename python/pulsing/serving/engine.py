@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pulsing._core import LoadReport, WorkerRequest
 from pulsing.serving._errors import RequestError, shown
-from pulsing.serving._probe import EngineLoad, Models, ProbeError, Url, engine_load, engine_of, get
+from pulsing.serving._fingerprint import fingerprint_of
+from pulsing.serving._probe import EngineLoad, Models, ProbeError, Url, engine_load, engine_of, get, version_in
 from pulsing.serving.worker import Delta, Worker
 
 if TYPE_CHECKING:
@@ -43,7 +44,11 @@ _ABSENT = frozenset({404, 405, 501})
 # Engines whose streams strict clients accept as they are.
 _WELL_FORMED = frozenset({"vllm", "sglang"})
 
+# Engines that go on with an unfinished message of the assistant, and where they say which version they are.
+_CONTINUE = {"vllm": "/version", "sglang": "/server_info"}
+
 Normalize = Literal["off", "on", "auto"]
+ContinueStreams = Literal["off", "auto", "vllm", "sglang"]
 
 
 class _NotReadyError(Exception):
@@ -78,6 +83,9 @@ class EngineWorker(Worker):
             finish reason of OpenAI's by itself, usage where it was asked for, numbered tool calls, one ``[DONE]``), at
             the price of fields of its own; ``off``: every byte passes; ``auto``: on unless the engine is known to keep
             that form (vLLM, SGLang).
+        continue_streams: the engine by whose rules Routers let this server go on with another one's stream, and another
+            one with its own, when a server is lost in the middle: ``vllm`` or ``sglang``; ``auto``: the one that the
+            server's metrics name, if it is one of the two; ``off``: such a stream ends with an error.
         drain_timeout: seconds this worker, when it is stopped, stays until the server has no more requests, told by
             the server's metrics: for whoever stops the server next. 0: it leaves at once.
         ca_file: PEM file of the authorities that an https server is believed by; the system's when not given. Routers
@@ -102,6 +110,7 @@ class EngineWorker(Worker):
         probe_timeout: float = 1.0,
         drain_timeout: float = 0.0,
         normalize: Normalize = "off",
+        continue_streams: ContinueStreams = "auto",
         ca_file: str | None = None,
         role: Literal["aggregated", "prefill", "decode"] = "aggregated",
         pd: Literal["", "sequential", "concurrent"] = "",
@@ -110,6 +119,8 @@ class EngineWorker(Worker):
     ) -> None:
         if normalize not in ("off", "on", "auto"):
             raise ValueError(f"normalize {shown(normalize)} is none of off, on, auto")
+        if continue_streams not in ("off", "auto", *_CONTINUE):
+            raise ValueError(f"continue_streams {shown(continue_streams)} is none of off, auto, vllm, sglang")
         for name, value in (("probe_interval", probe_interval), ("probe_timeout", probe_timeout)):
             if not 0.01 <= value <= 60:
                 raise ValueError(f"{name} must be 0.01..60 seconds, not {value}")
@@ -125,6 +136,9 @@ class EngineWorker(Worker):
         self._authorization = self._read_key()
         super().__init__(str(self._url), capacity=capacity, drain_timeout=drain_timeout)
         self._normalize = normalize
+        self._continue = continue_streams
+        # What tells this server's answers from those of other versions and weights, once it is known.
+        self._identity: str | None = None
         self._interval = probe_interval
         self._timeout = probe_timeout
         self._models: tuple[str, ...] = ()
@@ -151,7 +165,14 @@ class EngineWorker(Worker):
         if self._normalize != "off":
             normalizes = self._normalize == "on" or self._engine not in _WELL_FORMED
             learnt["normalize"] = self._engine if normalizes else ""
+        if self._continues():
+            learnt |= {"continue": self._continues(), "fingerprint": self._identity or ""}
         return learnt
+
+    def _continues(self) -> str:
+        """The engine by whose rules streams go on; empty if they do not, or not yet."""
+        named = self._engine if self._continue == "auto" else self._continue
+        return named if named in _CONTINUE and self.role == "aggregated" and self._identity is not None else ""
 
     def apis(self) -> tuple[str, ...]:
         """What the server answers is the server's to say."""
@@ -330,7 +351,7 @@ class EngineWorker(Worker):
         if not models.names:
             raise _NotReadyError("it lists no model yet")
         await self._read_load()
-        self._learn(models)
+        self._learn(models, await self._identify(models))
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         """Status and body; of an endpoint that the server does not have, as if it had answered with nothing."""
@@ -352,18 +373,31 @@ class EngineWorker(Worker):
             return
         self._load_now = engine_load(body.decode("utf-8", "replace")) if status == 200 else EngineLoad()
 
-    def _learn(self, models: Models) -> None:
-        before = self._models, self._engine
+    async def _identify(self, models: Models) -> str | None:
+        """A short name for the version and the weights of a server whose streams may go on elsewhere."""
+        engine = self._named_engine or engine_of(self._load_now, models.owner)
+        path = _CONTINUE.get(engine if self._continue == "auto" else self._continue)
+        if path is None or self._identity is not None:
+            return self._identity
+        status, body = await self._get(path)
+        version = version_in(body) if status == 200 else ""
+        return fingerprint_of(engine, version, models.root, models.max_model_len)
+
+    def _learn(self, models: Models, identity: str | None) -> None:
+        before = self._models, self._learnt()
         self._models = models.names
         self.max_model_len = models.max_model_len
         self.model = models.names[0]
         self._engine = self._named_engine or engine_of(self._load_now, models.owner)
-        if (self._models, self._engine) != before:
+        self._identity = identity
+        if (self._models, self._learnt()) != before:
             self.set_metadata(**self._learnt())
         self._load_changed()
 
     def _gone(self, why: str) -> None:
         self._absent.clear()
+        # What comes back may be another version.
+        self._identity = None
         self._load_now = EngineLoad()
         # Before its first answer it is being waited for.
         self._change("failed" if self._loaded else "loading", f"{self._url}: {why}")

@@ -7,7 +7,9 @@
 //!
 //! A streamed answer is one write a token. A request whose body holds `mock:` followed by `key=value` pairs, parted by
 //! commas and ended by a space or a quote, is served differently: `status` (an error answer), `first` and `pause` in
-//! milliseconds, `tokens`. `GET /mock` tells what was served, `GET /mock/last` the last request as it came.
+//! milliseconds, `tokens`. `GET /mock` tells what was served, `GET /mock/last` the last request as it came. It says that it
+//! is vLLM and goes on with an unfinished message of the assistant (`continue_final_message`) as that does; a token is a
+//! number.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,12 +19,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::{Buf, BytesMut};
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Bodies beyond it carry no command: looking for one would be what is measured.
 const COMMAND_BODY: usize = 16 * 1024;
 const READ: usize = 256 * 1024;
+/// The tokens of every prompt.
+const PROMPT: std::ops::Range<u64> = 1_000_000..1_000_008;
 
 #[derive(Clone, Copy)]
 struct Answer {
@@ -30,6 +35,8 @@ struct Answer {
     tokens: u64,
     pause: Duration,
     first: Duration,
+    /// Tokens that the client has already.
+    had: u64,
 }
 
 #[derive(Default)]
@@ -89,6 +96,17 @@ fn head(bytes: &[u8]) -> Option<Head> {
     Some(Head { get, path, body: end + 4, length })
 }
 
+/// The text of a message that is to be gone on with.
+fn unfinished(body: &[u8]) -> Option<String> {
+    find(body, b"\"continue_final_message\":true")?;
+    let asked: Value = serde_json::from_slice(body).ok()?;
+    asked["messages"].as_array()?.last()?["content"].as_str().map(str::to_owned)
+}
+
+fn numbers(text: &str) -> Vec<u64> {
+    text.split_ascii_whitespace().flat_map(str::parse).collect()
+}
+
 fn gone() -> io::Error {
     io::ErrorKind::UnexpectedEof.into()
 }
@@ -112,12 +130,13 @@ impl Engine {
         answer.tokens = value("tokens").unwrap_or(answer.tokens);
         answer.pause = value("pause").map_or(answer.pause, Duration::from_millis);
         answer.first = value("first").map_or(answer.first, Duration::from_millis);
+        answer.had = unfinished(body).map_or(0, |text| numbers(&text).len() as u64);
         answer
     }
 
     fn models(&self) -> String {
         format!(
-            r#"{{"object":"list","data":[{{"id":"{}","object":"model","created":1,"owned_by":"mock","max_model_len":1000000}}]}}"#,
+            r#"{{"object":"list","data":[{{"id":"{}","object":"model","created":1,"owned_by":"vllm","max_model_len":1000000}}]}}"#,
             self.name
         )
     }
@@ -126,6 +145,7 @@ impl Engine {
         let counts = &self.counts;
         match path {
             "/health" | "/health_generate" | "/v1/models" => (200, self.models().into_bytes()),
+            "/version" => (200, br#"{"version":"mock"}"#.to_vec()),
             // What sglang-router wants to know of a worker.
             "/get_model_info" | "/model_info" => {
                 (200, format!(r#"{{"model_path":"{}","is_generation":true}}"#, self.name).into_bytes())
@@ -147,6 +167,24 @@ impl Engine {
             "/mock/last" => (200, counts.last.lock().clone()),
             _ => (404, br#"{"error":{"message":"not found","type":"invalid_request_error"}}"#.to_vec()),
         }
+    }
+
+    /// Questions about tokens; `None` for others.
+    fn about_tokens(&self, path: &str, body: &[u8]) -> Option<Vec<u8>> {
+        let asked: Value = serde_json::from_slice(body).ok()?;
+        let answer = match path {
+            "/tokenize" => {
+                let text = unfinished(body).map_or_else(Vec::new, |text| numbers(&text));
+                let tokens: Vec<u64> = PROMPT.chain(text).collect();
+                json!({"count": tokens.len(), "max_model_len": 1_000_000, "tokens": tokens})
+            }
+            "/detokenize" => {
+                let tokens = asked["tokens"].as_array()?.iter();
+                json!({"prompt": tokens.map(|number| format!("{number} ")).collect::<String>()})
+            }
+            _ => return None,
+        };
+        Some(answer.to_string().into_bytes())
     }
 
     fn whole(&self, tokens: u64) -> String {
@@ -207,7 +245,10 @@ impl Connection {
             self.fill(whole).await?;
             let engine = Arc::clone(&self.engine);
             if head.get || !head.path.starts_with("/v1/") {
-                let (status, body) = engine.told(&head.path);
+                let (status, body) = match engine.about_tokens(&head.path, &self.read[head.body..whole]) {
+                    Some(answer) => (200, answer),
+                    None => engine.told(&head.path),
+                };
                 self.read.advance(whole);
                 self.write_whole(status, &body).await?;
                 continue;
@@ -251,7 +292,7 @@ impl Connection {
         let mut first = head.as_bytes().to_vec();
         first.extend(engine.event(r#"{"role":"assistant","content":""}"#, "null"));
         self.stream.write_all(&first).await?;
-        for number in 0..answer.tokens {
+        for number in answer.had..answer.tokens {
             if answer.pause.is_zero() {
                 // As with an engine, no two tokens go out together.
                 tokio::task::yield_now().await;
@@ -310,7 +351,7 @@ async fn main() -> io::Result<()> {
     if ports.is_empty() {
         return Err(usage());
     }
-    let mut usual = Answer { status: 200, tokens: 1, pause: Duration::ZERO, first: Duration::ZERO };
+    let mut usual = Answer { status: 200, tokens: 1, pause: Duration::ZERO, first: Duration::ZERO, had: 0 };
     let mut name = "mock".to_owned();
     for pair in words[1..].chunks(2) {
         let [key, value] = pair else { return Err(usage()) };
