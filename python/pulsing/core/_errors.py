@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 from pulsing import exceptions as ex
@@ -84,9 +83,10 @@ def encode(error: BaseException) -> tuple[str, str, int, bytes, str]:
     pickled.
     """
     from pulsing.core._pickle import dumps_whole
+    from pulsing.core._tracebacks import text_of_traceback
 
     kind = type(error)
-    text = "".join(traceback.format_exception(error))
+    text = text_of_traceback(error)
     try:
         data = dumps_whole(error)
     except Exception:  # noqa: BLE001 - whatever the object's own pickling raises
