@@ -76,7 +76,7 @@ chaos:
 	@PULSING_CHAOS_SECONDS=$${PULSING_CHAOS_SECONDS:-300} $(PYTHON) -m pytest -s tests/chaos
 
 chaos-router:
-	@PULSING_CHAOS_SECONDS=$${PULSING_CHAOS_SECONDS:-300} $(PYTHON) -m pytest -s tests/chaos/test_router_chaos.py
+	@PULSING_CHAOS_SECONDS=$${PULSING_CHAOS_SECONDS:-300} $(PYTHON) -m pytest -s -o faulthandler_timeout=0 tests/chaos/test_router_chaos.py
 
 sim-nightly:
 	@PULSING_SIM_TIMES=20 cargo test --profile ci -p pulsing-core --test cluster_sim

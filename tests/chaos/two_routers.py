@@ -1,4 +1,4 @@
-"""A house of two Routers and several Workers as processes, and clients that know both addresses."""
+"""A house of two Routers, several Workers and engines as processes, and clients that know both addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from counting_worker import WORDS
+from counting_worker import TASKS, WORDS
 
 HERE = pathlib.Path(__file__).parent
 WHOLE = "".join(f"{number} " for number in range(WORDS))
@@ -38,6 +38,44 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def get(port: int, path: str) -> tuple[int, str]:
+    """Status and body of what a port of this machine answers; status 0 where nobody does."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except (OSError, http.client.HTTPException):
+            return 0, ""
+
+
+def metric(text: str, name: str) -> int:
+    """One figure in Prometheus text; -1 where it is not in it."""
+    found = re.search(rf"^{name}(?:\{{[^}}]*\}})? (\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else -1
+
+
+@dataclasses.dataclass
+class Engine:
+    """An engine server and the Worker that stands for it.
+
+    Attributes:
+        port: Where the server listens, whatever process it is.
+        server: It.
+        worker: Who published it.
+    """
+
+    port: int
+    server: subprocess.Popen[bytes]
+    worker: subprocess.Popen[bytes]
+
+    def running(self) -> int:
+        """Requests it is answering; -1 where it does not say."""
+        status, text = get(self.port, "/health")
+        return int(json.loads(text)["running"]) if status == 200 else -1
+
+
 @dataclasses.dataclass
 class Door:
     """One Router: a fixed place, whatever process stands there.
@@ -56,54 +94,91 @@ class Door:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body; status 0 where nobody answers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        with contextlib.closing(connection):
-            try:
-                connection.request("GET", path)
-                answer = connection.getresponse()
-                return answer.status, answer.read().decode()
-            except (OSError, http.client.HTTPException):
-                return 0, ""
+        return get(self.port, path)
 
     def ready_workers(self) -> int:
         status, text = self.get("/health")
         return int(json.loads(text)["healthy_workers"]) if status else -1
 
     def in_flight(self) -> int:
-        found = re.search(r"^pulsing_router_in_flight (\d+)", self.get("/metrics")[1], re.MULTILINE)
-        return int(found[1]) if found else -1
+        return self.gauge("pulsing_router_in_flight")
+
+    def gauge(self, name: str) -> int:
+        """One figure of its metrics; -1 where nobody answers."""
+        return metric(self.get("/metrics")[1], name)
+
+    def held(self) -> dict[str, int]:
+        """What requests hold here, on all Workers and of every kind; what is nothing is left out."""
+        names = ("in_flight", "receiving", "queued_requests")
+        held = {name: self.gauge(f"pulsing_router_{name}") for name in names}
+        status, text = self.get("/v1/_routing")
+        for worker in json.loads(text)["workers"] if status == 200 else [{"instance": "nobody", "in_flight": -1}]:
+            held[f"leases of {worker['instance']}"] = worker["in_flight"]
+        return {what: count for what, count in held.items() if count}
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    def tasks(self) -> int:
+        """Tasks of its native runtime; -1 where nobody answers."""
+        return metric(get(self.node, "/metrics")[1], "pulsing_runtime_tasks")
+
+    def memory(self) -> int:
+        """What it has in memory, in KiB."""
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return int(next(line for line in status if line.startswith("VmRSS")).split()[1])
+
 
 class House:
-    """Two Routers and `count` Workers, each a process."""
+    """Two Routers, `count` Workers and `engines` engines, each a process; an engine's Worker is one more."""
 
-    def __init__(self, folder: pathlib.Path, count: int) -> None:
+    def __init__(self, folder: pathlib.Path, count: int, engines: int = 0) -> None:
         self.folder = folder
+        self.told = folder / "tasks"
+        self.told.mkdir()
         self.everybody: list[subprocess.Popen[bytes]] = []
-        ports = free_ports(4)
+        ports = free_ports(4 + engines)
         self.nodes = ports[:2]
-        self.doors = [Door(node, port, self._router(node, port)) for node, port in zip(ports, ports[2:], strict=False)]
+        self.doors = [Door(node, port, self._router(node, port)) for node, port in zip(ports, ports[2:4], strict=False)]
         self.workers = [self.worker() for _ in range(count)]
+        self.engines = [Engine(port, self.server(port), self.engine_worker(port)) for port in ports[4:]]
 
-    def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-        seeds = ",".join(f"127.0.0.1:{node}" for node in self.nodes)
+    def _run(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), TASKS: str(self.told)}
         with (self.folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "pulsing.cli", "actor", words[0], "--seeds", seeds, *words[1:]]
-            process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+            process = subprocess.Popen([sys.executable, *words], env=env, stdout=log, stderr=log)
         self.everybody.append(process)
         return process
 
+    def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        seeds = ",".join(f"127.0.0.1:{node}" for node in self.nodes)
+        return self._run(name, "-m", "pulsing.cli", "actor", words[0], "--seeds", seeds, *words[1:])
+
     def _router(self, node: int, port: int) -> subprocess.Popen[bytes]:
         place = ("--addr", f"127.0.0.1:{node}", "--name", f"router{port}")
-        return self._start(f"router{port}", "pulsing.serving.Router", *place, "--", "--http_port", str(port))
+        served = ("--", "--http_port", str(port), "--debug_routing")
+        return self._start(f"router{port}", "pulsing.serving.Router", *place, *served)
 
     def worker(self) -> subprocess.Popen[bytes]:
         """Starts one more Worker."""
         return self._start("workers", "counting_worker.CountingWorker", "--name", "worker")
+
+    def server(self, port: int) -> subprocess.Popen[bytes]:
+        """Starts the server of an engine."""
+        return self._run("engines", str(HERE / "counting_engine.py"), str(port))
+
+    def engine_worker(self, port: int) -> subprocess.Popen[bytes]:
+        """Starts the Worker that stands for the engine at `port`."""
+        url = f"http://127.0.0.1:{port}"
+        return self._start("workers", "counting_worker.CountingEngineWorker", "--name", "worker", "--", "--url", url)
+
+    def tasks(self, process: subprocess.Popen[bytes]) -> int:
+        """Tasks of the event loop of a Worker's process."""
+        file = self.told / str(process.pid)
+        file.unlink(missing_ok=True)
+        process.send_signal(signal.SIGUSR1)
+        wait_for(f"{process.args!r} counts its tasks", file.exists)
+        return int(file.read_text())
 
     def reopen(self, door: Door) -> None:
         """A Router in the place of one that ended."""
@@ -111,8 +186,9 @@ class House:
 
     def wait_whole(self) -> None:
         """Until every Router sees every Worker ready, and nobody else."""
+        count = len(self.workers) + len(self.engines)
         for door in self.doors:
-            wait_for(f"the Router on {door.port} sees all", lambda door=door: door.ready_workers() == len(self.workers))
+            wait_for(f"the Router on {door.port} sees all", lambda door=door: door.ready_workers() == count)
 
     def logs(self) -> str:
         """The end of what each process said."""
@@ -127,9 +203,9 @@ class House:
 
 
 @contextlib.contextmanager
-def house(folder: pathlib.Path, count: int) -> Iterator[House]:
+def house(folder: pathlib.Path, count: int, engines: int = 0) -> Iterator[House]:
     """A house in which everybody sees everybody."""
-    made = House(folder, count)
+    made = House(folder, count, engines)
     try:
         made.wait_whole()
         yield made

@@ -32,6 +32,11 @@ pub(super) fn render(source: &dyn ObserveSource) -> String {
     let (names, instances) = source.registry_size();
     one("pulsing_registry_names", "gauge", "Names this node knows of.", "", names as f64);
     one("pulsing_registry_instances", "gauge", "Published instances this node knows of.", "", instances as f64);
+    // Who renders outside of a runtime has none to tell of.
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        let tasks = runtime.metrics().num_alive_tasks();
+        one("pulsing_runtime_tasks", "gauge", "Tasks of the native runtime that this node runs on.", "", tasks as f64);
+    }
 
     let counters: [(&str, &str, &Counter); 17] = [
         ("pulsing_actors_created_total", "Actors registered since the start.", &metrics.actors_created),
