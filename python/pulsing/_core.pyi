@@ -1007,12 +1007,22 @@ class Tracer:
         system: The node whose threads send them.
         endpoint: ``http://host:4318``; https too.
         service: ``service.name`` of the spans.
+        headers_file: File of headers that the collector wants, one ``Name: value`` a line, closed to other users.
+        headers: The same where there is no file, as ``OTEL_EXPORTER_OTLP_HEADERS`` has it: ``name=value,...``.
 
     Raises:
-        ValueError: An address that cannot be used.
+        ValueError: An address or headers that cannot be used. It repeats no header's value.
     """
 
-    def __new__(cls, system: System, endpoint: str, service: str) -> Self: ...
+    def __new__(
+        cls,
+        system: System,
+        endpoint: str,
+        service: str,
+        *,
+        headers_file: str | None = None,
+        headers: str | None = None,
+    ) -> Self: ...
     def record(
         self, traceparent: str, name: str, start: float, end: float, attributes: str, error: str | None = None
     ) -> None:

@@ -108,6 +108,10 @@ pub struct GatewayConfig {
     pub access_log: Option<String>,
     /// Collector of traces, as OTLP/HTTP has it: `http://host:4318`. Default none.
     pub otlp_endpoint: Option<String>,
+    /// File of the headers that the collector wants, one `Name: value` a line. Default none.
+    pub otlp_headers_file: Option<PathBuf>,
+    /// The same as `OTEL_EXPORTER_OTLP_HEADERS` has it, where there is no file: `name=value,...`. Default none.
+    pub otlp_headers: Option<String>,
     /// Share of the traces begun here that are kept; of others' traces their own choice counts. Default 1.
     pub otlp_sample: f64,
     /// Origins whose browsers are let in (CORS), as browsers spell them; `*` = any. Default none.
@@ -160,6 +164,8 @@ impl Default for GatewayConfig {
             engine_ca_file: None,
             access_log: None,
             otlp_endpoint: None,
+            otlp_headers_file: None,
+            otlp_headers: None,
             otlp_sample: 1.0,
             cors_origins: Vec::new(),
             tls_cert: None,

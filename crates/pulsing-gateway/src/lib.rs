@@ -20,6 +20,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod admit;
+mod aside;
 #[cfg(test)]
 #[path = "../../pulsing-core/tests/common/mutate.rs"]
 mod mutate;

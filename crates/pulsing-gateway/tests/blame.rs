@@ -264,3 +264,23 @@ async fn test_s5_a_stream_that_breaks_leaves_its_engine_to_others_unless_nobody_
     assert!(response.status >= 502 || !response.whole, "{}", response.body);
     waits_for(&gateway, "pulsing_router_workers{state=\"ready\"} 0").await;
 }
+
+#[tokio::test]
+async fn test_s4_a_worker_that_never_saw_the_request_is_no_loss_of_it() {
+    let cluster = FakeCluster::new();
+    let mut gone = Vec::new();
+    for _ in 0..8 {
+        let engine = Engine::start(|_: Turn| async { None }).await;
+        engine.join(&cluster);
+        gone.push(engine);
+    }
+    let good = cluster.worker(hello);
+    good.report(|load| load.running = 3);
+    let gateway = cluster.gateway(|_| {}).await;
+    gone.iter().for_each(|engine| engine.stop_listening());
+    assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
+    let tried: usize = gone.iter().map(|engine| engine.asked()).sum();
+    assert!(tried > 5 && good.asked() == 1, "more than a request may cost: {tried}");
+    // Nor does it stand against the next one like it.
+    assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
+}

@@ -238,6 +238,32 @@ fn attribute<'a>(span: &'a Value, key: &str) -> &'a Value {
 }
 
 #[tokio::test]
+async fn s7_the_collector_gets_the_headers_it_wants() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let cluster = FakeCluster::new();
+    let gateway = cluster
+        .gateway(|config| {
+            config.otlp_endpoint = Some(url);
+            config.otlp_headers = Some("Authorization=Bearer%20collectors,x-scope=one".into());
+        })
+        .await;
+    post(&gateway, "/v1/chat/completions", CHAT).await;
+    let accepted = tokio::time::timeout(Duration::from_secs(5), listener.accept()).await;
+    let (mut stream, _) = accepted.expect("spans").unwrap();
+    let mut bytes = Vec::new();
+    while !bytes.windows(4).any(|window| window == b"\r\n\r\n") {
+        assert_ne!(stream.read_buf(&mut bytes).await.unwrap(), 0);
+    }
+    let head = String::from_utf8_lossy(&bytes).into_owned();
+    for line in
+        ["\r\nauthorization: Bearer collectors\r\n", "\r\nx-scope: one\r\n", "\r\ncontent-type: application/json\r\n"]
+    {
+        assert!(head.contains(line), "{head}");
+    }
+}
+
+#[tokio::test]
 async fn s7_a_trace_goes_through_router_and_worker() {
     let cluster = FakeCluster::new();
     let seen = Arc::new(Mutex::new(String::new()));

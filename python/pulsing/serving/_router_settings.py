@@ -86,6 +86,7 @@ class RouterSettings(TypedDict, total=False):
     engine_ca_file: str | None
     access_log: str | None
     otlp_endpoint: str | None
+    otlp_headers_file: str | None
     otlp_sample: float | None
 
 
@@ -297,6 +298,17 @@ SETTINGS: tuple[RouterSetting, ...] = (
         variable="PULSING_OTLP_ENDPOINT",
     ),
     RouterSetting(
+        "otlp_headers_file",
+        str | None,
+        None,
+        "",
+        "file of headers that the collector wants, such as a key: one `Name: value` a line, mode 600; none: those of the "
+        "variable `OTEL_EXPORTER_OTLP_HEADERS`",
+        "a path",
+        text,
+        variable="PULSING_OTLP_HEADERS_FILE",
+    ),
+    RouterSetting(
         "otlp_sample",
         float,
         1.0,
@@ -364,11 +376,11 @@ def served(values: Mapping[str, Any]) -> list[Served]:
 
 
 def of_the_gateway(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What the native server takes: those of `resolve` that are its own, and the API key of the environment.
+    """What the native server takes: those of `resolve` that are its own, and the secrets of the environment.
 
     Args:
         values: What `resolve` returned.
-        environ: Where ``PULSING_API_KEY`` is looked up.
+        environ: Where ``PULSING_API_KEY`` and `otlp_headers` are looked up.
 
     Raises:
         ConfigError: The key is set and empty, or there is a file of keys too.
@@ -384,4 +396,16 @@ def of_the_gateway(values: Mapping[str, Any], environ: Mapping[str, str] = os.en
         if values["api_keys_file"] is not None:
             raise ConfigError(f"{API_KEY} and api_keys_file exclude each other: unset the one, or leave out the other")
         taken["api_key"] = key.strip()
+    if values["otlp_endpoint"]:
+        taken["otlp_headers"] = otlp_headers(environ)
     return taken
+
+
+def otlp_headers(environ: Mapping[str, str]) -> str | None:
+    """The headers of every request to a collector of traces, as OpenTelemetry's own variables give them.
+
+    Args:
+        environ: Where they are looked up.
+    """
+    # No flag and no key of a file: others could read a key there.
+    return environ.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or environ.get("OTEL_EXPORTER_OTLP_HEADERS") or None

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pulsing import _core
+from pulsing.serving._router_settings import otlp_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,8 @@ _log = logging.getLogger("pulsing.serving")
 
 ENDPOINT = "PULSING_OTLP_ENDPOINT"
 """The collector (OTLP/HTTP), as for Routers. Without it nothing is recorded."""
+HEADERS_FILE = "PULSING_OTLP_HEADERS_FILE"
+"""File of the headers that it wants, as for Routers."""
 
 
 class Spans:
@@ -29,15 +32,21 @@ class Spans:
     Args:
         system: The node, whose threads send.
         service: `service.name` of the spans.
-        environ: Where ``PULSING_OTLP_ENDPOINT`` is looked up. An address that cannot be used is logged, and the worker
-            serves without: it has been told so at its Router's start.
+        environ: Where ``PULSING_OTLP_ENDPOINT`` and the collector's headers are looked up. What cannot be used is logged,
+            and the worker serves without: it has been told so at its Router's start.
     """
 
     def __init__(self, system: ActorSystem, service: str, environ: Mapping[str, str] = os.environ) -> None:
         self._tracer: _core.Tracer | None = None
         if endpoint := environ.get(ENDPOINT):
             try:
-                self._tracer = _core.Tracer(system.core, endpoint, service)
+                self._tracer = _core.Tracer(
+                    system.core,
+                    endpoint,
+                    service,
+                    headers_file=environ.get(HEADERS_FILE) or None,
+                    headers=otlp_headers(environ),
+                )
             except ValueError as error:
                 _log.warning("%s: %s; no spans are recorded", ENDPOINT, error)
 

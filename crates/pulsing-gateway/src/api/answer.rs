@@ -94,10 +94,11 @@ impl Answer {
             }
             choice.write(&mut out, index, self.envelope.api)?;
         }
-        out.extend_from_slice(b"],\"usage\":");
-        match usage {
-            Some(usage) => push_usage(&mut out, &usage),
-            None => out.extend_from_slice(b"null"),
+        out.push(b']');
+        // It may be left out, but what is there must be an object.
+        if let Some(usage) = usage {
+            out.extend_from_slice(b",\"usage\":");
+            push_usage(&mut out, &usage);
         }
         out.push(b'}');
         Ok(out)
@@ -229,6 +230,15 @@ mod tests {
                       "prompt_tokens_details": {"cached_tokens": 1}},
         });
         assert_eq!(value(chat), expected);
+    }
+
+    #[test]
+    fn usage_that_no_worker_told_is_left_out_as_clients_take_no_null() {
+        for api in [Api::Chat, Api::Completions] {
+            let mut untold = answer(api, 1);
+            untold.push(&Delta { usage: None, ..end("stop") }).unwrap();
+            assert_eq!(value(untold).get("usage"), None, "{api:?}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use pulsing_core::{CallOptions, Error, ItemStream, Reply};
+use pulsing_core::{CallOptions, Error, ItemStream, Reply, StateChange};
 
 use super::place::Task;
 use super::resume::Resume;
@@ -121,7 +121,10 @@ impl Placement {
             | Error::NodeNotFound { .. }
             | Error::ConnectFailed { .. }
             | Error::ConnectionLost { .. }
-            | Error::Refused { .. } => Failure::Lost(error.to_string()),
+            | Error::Refused { .. } => match error.state_change() {
+                StateChange::No => Failure::Unreached(error.to_string()),
+                _ => Failure::Lost(error.to_string()),
+            },
             Error::Timeout { .. } => Failure::Final(ApiError::deadline(self.config.request_timeout.as_secs_f64())),
             Error::ShutDown => Failure::Final(ApiError::draining()),
             Error::MailboxFull { .. } => Failure::Unready(ApiError::worker_fault("its mailbox is full")),
@@ -145,14 +148,14 @@ impl Placement {
     /// What a failure in the middle of a stream tells the client.
     pub(crate) fn cut(&self, worker: &Worker, failure: Failure) -> ApiError {
         match failure {
-            Failure::Lost(error) => {
+            Failure::Lost(error) | Failure::Unreached(error) => {
                 tracing::warn!(worker = %worker.target().actor, %error, "worker lost in the middle of a stream");
                 self.pool.suspect(worker);
                 ApiError::worker_fault("the worker was lost in the middle of its answer")
             }
             Failure::TakenBack => ApiError::worker_fault("the worker hangs in the middle of its answer"),
             Failure::Unready(error)
-            | Failure::Refused(error)
+            | Failure::Refused(error, _)
             | Failure::Failed(error)
             | Failure::Broken(error)
             | Failure::Final(error) => error,

@@ -12,7 +12,11 @@ const MEMORY: Duration = Duration::from_secs(60);
 /// Requests remembered at most; 64 bytes each.
 const MOST: usize = 1024;
 
-/// A request as it is known again: a hash of its body.
+/// How much of a body's beginning and of its end counts, in bytes: more would hold up the thread that others' requests are
+/// served on.
+const EDGE: usize = 256 << 10;
+
+/// A request as it is known again: a hash of its body's edges and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fingerprint(u64);
 
@@ -31,9 +35,13 @@ struct Entry {
 }
 
 impl Blame {
-    /// Reads all of the body: for requests that have failed.
+    /// For requests that have failed. Of a body larger than two edges what lies between them does not count.
     pub(super) fn fingerprint(&self, body: &[u8]) -> Fingerprint {
-        Fingerprint(self.hashing.hash_one(body))
+        let edges = match body.len() {
+            length if length > 2 * EDGE => (&body[..EDGE], &body[length - EDGE..]),
+            _ => (body, &body[..0]),
+        };
+        Fingerprint(self.hashing.hash_one((body.len(), edges)))
     }
     /// The request failed on `worker`. True if it is the request's own fault: it has failed on another one before, whoever
     /// sent it.
@@ -100,6 +108,22 @@ mod tests {
         assert!(!blame.failed(poison, ActorId(1), later + MEMORY), "and forgotten after a minute");
         blame.acquit(other);
         assert!(!blame.failed(other, ActorId(3), now));
+    }
+
+    #[test]
+    fn a_large_request_is_known_by_its_edges_and_its_length() {
+        let blame = Blame::default();
+        let mut body = vec![b'x'; 3 * EDGE];
+        let known = blame.fingerprint(&body);
+        assert_eq!(blame.fingerprint(&body.clone()), known);
+        for at in [0, EDGE - 1, 2 * EDGE, 3 * EDGE - 1] {
+            body[at] = b'y';
+            assert_ne!(blame.fingerprint(&body), known, "{at}");
+            body[at] = b'x';
+        }
+        body[EDGE] = b'y';
+        assert_eq!(blame.fingerprint(&body), known, "the middle is not read");
+        assert_ne!(blame.fingerprint(&body[..2 * EDGE + 1]), blame.fingerprint(&body[..2 * EDGE]));
     }
 
     #[test]

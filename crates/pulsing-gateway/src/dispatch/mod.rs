@@ -34,7 +34,7 @@ use crate::explain::Decisions;
 use crate::metrics::Metrics;
 use crate::picker::PickRequest;
 use crate::policy::{Hints, Policy};
-use crate::pool::Pool;
+use crate::pool::{Fault, Pool};
 use crate::trail::Trail;
 
 pub(crate) use attempt::{Past, broken};
@@ -118,14 +118,17 @@ impl Job {
 
 /// How an attempt ended that gave no answer.
 pub(crate) enum Failure {
-    /// The Worker, or the way to it, is gone: nothing of the answer was seen, so another may give it.
+    /// The Worker is gone that had the request: nothing of the answer was seen, so another may give it.
     Lost(String),
+    /// The Worker is gone, or the way to it, and never saw the request, which can have done it no harm.
+    Unreached(String),
     /// The Worker hangs, and another one is ready: the request has been taken back from it.
     TakenBack,
     /// The Worker takes no requests now.
     Unready(ApiError),
-    /// The Worker's engine refuses the key that the Worker has, which is no fault of the request.
-    Refused(ApiError),
+    /// The Worker's engine refuses the key that the Worker has, which is no fault of the request. With the fault of the
+    /// Worker, if another one serves the request; one that is locked out already has none.
+    Refused(ApiError, Option<Fault>),
     /// The Worker failed on this request, and says so.
     Failed(ApiError),
     /// The Worker answered with what makes no sense.

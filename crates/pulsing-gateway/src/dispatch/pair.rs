@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use super::place::{Placed, Takers, Task};
 use super::{Failure, Half, Job, Placement, broken};
 use crate::api::Resume;
+use crate::aside::aside;
 use crate::engine::{Engine, Splice, with_fields};
 use crate::explain::Decision;
 use crate::policy::{Why, least_loaded};
@@ -178,7 +179,9 @@ impl Placement {
         if let Some(model) = worker.model_for(self.pool.snapshot().own_name(&job.model)) {
             fields.push(Splice::set("model", serde_json::Value::from(model)));
         }
-        let body = with_fields(&task.body, &fields).ok_or_else(|| broken("the request is no JSON object"))?;
+        let whole = task.body.clone();
+        let spliced = aside(whole.len(), move || with_fields(&whole, &fields)).await;
+        let body = spliced.flatten().ok_or_else(|| broken("the request is no JSON object"))?;
         let made = Job { half: Some(half), ..Job::clone(job) };
         tokio::select! {
             answer = self.attempt_engine(worker, endpoint, &made, body, None, trial) => answer.map(Placed::Engine),

@@ -57,6 +57,7 @@ impl Placement {
         let mut last_words: Option<String> = None;
         let mut suspects: Vec<(Arc<Worker>, Instant, Fault)> = Vec::new();
         let mut patience = None;
+        let mut missed = false;
         // Only who has to wait follows the pool's changes.
         let mut versions = None;
         loop {
@@ -76,8 +77,8 @@ impl Placement {
                 // Waiting pays only when somebody has just been lost: then another may be coming, or a silent one wakes.
                 let snapshot = self.pool.snapshot();
                 let silent = snapshot.count(State::Silent) > 0;
-                let hurt =
-                    silent || task.past.lost > 0 || last_words.is_some() || snapshot.count(State::Unreachable) > 0;
+                let lost = missed || task.past.lost > 0 || snapshot.count(State::Unreachable) > 0;
+                let hurt = silent || lost || last_words.is_some();
                 let wait = if silent { self.config.silence_wait } else { self.config.worker_wait };
                 let until = *patience.get_or_insert_with(Instant::now) + wait;
                 if hurt && tokio::time::timeout_at(until.into(), versions.changed()).await.is_ok_and(|ok| ok.is_ok()) {
@@ -141,6 +142,13 @@ impl Placement {
                     suspects.push((worker, sent, Fault::Broken));
                     continue;
                 }
+                Err(Failure::Unreached(error)) => {
+                    tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, %error, "never saw the request; trying another worker");
+                    self.pool.suspect(&worker);
+                    self.metrics.retry(Retry::Lost);
+                    missed = true;
+                    continue;
+                }
                 Err(Failure::TakenBack) => {
                     tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, "taken back from a worker that hangs");
                     self.metrics.retry(Retry::TakenBack);
@@ -152,8 +160,9 @@ impl Placement {
                     self.metrics.retry(Retry::Unready);
                     continue;
                 }
-                Err(Failure::Refused(error)) => {
+                Err(Failure::Refused(error, fault)) => {
                     excluded.push(worker.target().actor);
+                    suspects.extend(fault.map(|fault| (Arc::clone(&worker), sent, fault)));
                     refused = Some(ApiError { no_retry: true, ..error });
                     self.metrics.retry(Retry::Unready);
                     continue;

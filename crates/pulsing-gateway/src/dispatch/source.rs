@@ -269,7 +269,7 @@ impl Upstream {
     fn failed(&mut self, error: Error, placement: &Placement) -> Result<Step, ApiError> {
         let (worker, failure) = (self.lease.worker(), placement.classify(error));
         match (self.again.take(), failure) {
-            (Some(mut again), Failure::Lost(error)) => {
+            (Some(mut again), Failure::Lost(error) | Failure::Unreached(error)) => {
                 placement.pool.suspect(worker);
                 placement.count_loss(&mut again.past, &again.body)?;
                 tracing::info!(worker = %worker.target().actor, %error, "lost before its answer was whole; trying another worker");

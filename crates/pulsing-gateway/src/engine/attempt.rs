@@ -19,8 +19,9 @@ use super::sent::Sent;
 use super::sse::Gate;
 use super::wire::WireError;
 use crate::api::{Api, ApiError};
+use crate::aside::aside;
 use crate::dispatch::{Failure, Half, Job, Past, Placement, broken};
-use crate::pool::{Companion, Lease, Worker};
+use crate::pool::{Companion, Fault, Lease, Worker};
 use crate::protocol::{Deltas, Usage};
 
 /// Largest answer that is no stream, in bytes. Nobody means to get more: 128 choices with logprobs do not reach it.
@@ -136,9 +137,12 @@ impl Placement {
         if trial {
             lease.tries();
         }
-        let body = match worker.model_for(self.pool.snapshot().own_name(&job.model)) {
-            _ if job.half.is_some() || rest.is_some() => body,
-            Some(model) if !job.names_model || model != job.model => with_model(&body, model_at, &model),
+        let own_name = worker.model_for(self.pool.snapshot().own_name(&job.model));
+        let body = match own_name.filter(|model| !job.names_model || *model != job.model) {
+            Some(model) if job.half.is_none() && rest.is_none() => {
+                let spliced = aside(body.len(), move || with_model(&body, model_at, &model)).await;
+                spliced.ok_or_else(|| broken("the model's name could not be put into the request"))?
+            }
             _ => body,
         };
         let trace = job.trace();
@@ -170,7 +174,10 @@ impl Placement {
         }
         let mut answer = whole(head, exchange, endpoint).await?;
         if let (Engine::Whole(whole), true) = (&answer, reads) {
-            let deltas = Normaliser::default().whole(&whole.body).map_err(Failure::Failed)?;
+            let body = whole.body.clone();
+            let read = aside(body.len(), move || Normaliser::default().whole(&body)).await;
+            let read = read.unwrap_or_else(|| Err(ApiError::worker_fault("the engine's answer could not be read")));
+            let deltas = read.map_err(Failure::Failed)?;
             answer = Engine::Deltas(Deltas { deltas });
         }
         lease.answered();
@@ -274,15 +281,26 @@ impl Placement {
                 // It may have been changed: ask for it again.
                 worker.want_key();
                 let has_key = endpoint.authorization().is_some();
-                // A 403 may be about this one request; and where clients bring the keys, one without says nothing of the others.
-                if head.status == StatusCode::UNAUTHORIZED && (has_key || self.config.has_keys()) {
-                    self.pool.lock_out(worker);
-                }
-                Failure::Refused(ApiError::worker_fault(if has_key {
-                    "the engine refused the key that its EngineWorker was started with"
-                } else {
-                    "the engine wants a key, and its EngineWorker was started with none"
-                }))
+                // Where clients bring the keys, one without says nothing of the others.
+                let own = has_key || self.config.has_keys();
+                let fault = match head.status {
+                    StatusCode::UNAUTHORIZED => {
+                        if own {
+                            self.pool.lock_out(worker);
+                        }
+                        None
+                    }
+                    // A 403 may be about this one request: only where others serve it the key is to blame.
+                    _ => own.then_some(Fault::Named),
+                };
+                let error = ApiError::worker_fault(match (has_key, head.status) {
+                    (true, StatusCode::UNAUTHORIZED) => {
+                        "the engine refused the key that its EngineWorker was started with"
+                    }
+                    (true, _) => "the engine forbids this to the key that its EngineWorker was started with",
+                    (false, _) => "the engine wants a key, and its EngineWorker was started with none",
+                });
+                Failure::Refused(error, fault)
             }
             _ if !job.api.generates() && is_absent(head, &error) => {
                 let workers = "its engine does not know that path";

@@ -59,6 +59,17 @@ impl Endpoint {
     pub(crate) fn url(&self) -> String {
         format!("{}{}", self.target.url(), self.prefix)
     }
+    /// `text` without this address. A host name of one word stays: it may be any word.
+    pub(crate) fn hide(&self, text: &str) -> String {
+        const INSTEAD: &str = "its engine";
+        let (authority, host) = (self.target.authority(), self.host());
+        let url = self.url();
+        let text = text
+            .replace(&format!("{INSTEAD} at {url}"), INSTEAD)
+            .replace(&url, INSTEAD)
+            .replace(authority.to_str().unwrap_or(host), INSTEAD);
+        if host.contains(['.', ':']) { text.replace(host, INSTEAD) } else { text }
+    }
     /// Its host name or address, without brackets.
     pub(crate) fn host(&self) -> &str {
         self.target.host()

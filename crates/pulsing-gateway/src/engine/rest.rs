@@ -361,7 +361,7 @@ impl Placement {
         loop {
             let (wire, reused) = endpoint.connection(fresh).await.map_err(|error| {
                 endpoint.forget();
-                Failure::Lost(format!("cannot connect to the engine: {error}"))
+                Failure::Unreached(format!("cannot connect to the engine: {error}"))
             })?;
             match wire.send(forward.head(endpoint, body.len()), body.clone(), endpoint).await {
                 Ok(answer) => return Ok(answer),

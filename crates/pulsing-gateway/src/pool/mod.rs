@@ -188,7 +188,14 @@ impl Pool {
     /// A call to this Worker failed on the way: nobody is sent there until it reports again.
     pub fn suspect(&self, worker: &Worker) {
         worker.doubt(true);
-        if worker.set_reachable(false) {
+        worker.set_reachable(false);
+        // That it is no news says only that somebody else is about to publish it; who returns from here must not choose the
+        // same Worker again.
+        let published = {
+            let _entries = self.entries.lock();
+            !worker.is_shown_wrong()
+        };
+        if !published {
             self.publish();
         }
     }
@@ -306,7 +313,9 @@ impl Pool {
         if worker.set_report(report) {
             let state = worker.state();
             if before != state && (before, state) != (State::Unreachable, State::Ready) {
-                tracing::info!(worker = %worker.target().actor, %before, %state, "a worker's state has changed");
+                // Clients are not told all of it.
+                let detail = worker.detail();
+                tracing::info!(worker = %worker.target().actor, %before, %state, %detail, "a worker's state has changed");
             }
             self.publish();
         }

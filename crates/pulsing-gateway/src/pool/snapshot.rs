@@ -221,7 +221,8 @@ impl Snapshot {
         &self.listed
     }
 
-    /// `names`: how many the cluster has; `first`: an instance each of some of them.
+    /// `names`: how many the cluster has; `first`: an instance each of some of them. Clients see it: it tells no engine's
+    /// address.
     pub(super) fn explain(&self, model: &str, names: usize, first: &[Instance]) -> String {
         let group = self.routes.get(model).map_or(0, |route| route.group);
         let Some(Group { worker_name, workers, strangers, .. }) = self.groups.get(group) else {
@@ -238,7 +239,7 @@ impl Snapshot {
                 .filter(|worker| worker.state() == state)
                 .map(|worker| {
                     let models = worker.models().join(", ");
-                    match (models.is_empty(), worker.detail()) {
+                    match (models.is_empty(), worker.told()) {
                         (true, detail) if detail.is_empty() => "model unknown".to_owned(),
                         (true, detail) => detail,
                         (false, detail) if detail.is_empty() => models,

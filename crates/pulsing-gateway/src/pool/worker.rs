@@ -285,6 +285,16 @@ impl Worker {
             }
         }
     }
+    /// [`detail`](Self::detail) for clients of the API, whom the addresses of engines are no business of.
+    pub(super) fn told(&self) -> String {
+        let detail = self.detail();
+        match &self.engine {
+            Some(Ok(endpoint)) => endpoint.hide(&detail),
+            // A URL that cannot be read cannot be found in the sentence that says so, either.
+            Some(Err(_)) => "the url of its engine cannot be used".to_owned(),
+            None => detail,
+        }
+    }
     /// What part of a request it does.
     pub fn role(&self) -> Role {
         self.facts.load().role.clone()

@@ -126,7 +126,8 @@ impl Gateway {
         let access_log = config.access_log.as_deref().map(AccessLog::open).transpose()?;
         let exporter = match &config.otlp_endpoint {
             Some(endpoint) => {
-                let (exporter, sending) = Exporter::new(endpoint, config.otlp_sample, "pulsing-router")?;
+                let headers = (config.otlp_headers_file.as_deref(), config.otlp_headers.as_deref());
+                let (exporter, sending) = Exporter::new(endpoint, headers, config.otlp_sample, "pulsing-router")?;
                 // It ends by itself, when what the last requests left has been sent.
                 tokio::spawn(sending);
                 Some(exporter)

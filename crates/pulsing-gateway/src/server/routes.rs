@@ -19,6 +19,7 @@ use super::track::Tracker;
 use super::{Core, receive, respond};
 use crate::admit::{Client, Rate};
 use crate::api::{self, Api, ApiError, Collector, Envelope, Parsed, Translated, Writer};
+use crate::aside::aside;
 use crate::config::GatewayConfig;
 use crate::dispatch::{Job, Native, Piece, Source};
 use crate::engine::{Head, Whole, usage_in};
@@ -31,9 +32,6 @@ use crate::trail::{Stage, Trail};
 
 /// Text of a request that a scheduler outside is shown, in bytes.
 const PICK_TEXT: usize = 16 * 1024;
-/// A body larger than this, in bytes, is read off the threads that membership and all other requests share: it takes
-/// milliseconds.
-const LARGE: usize = 1 << 20;
 
 const GET: &str = "GET, HEAD, OPTIONS";
 const POST: &str = "POST, OPTIONS";
@@ -395,13 +393,12 @@ async fn run(
     tracker.received()?;
     tracker.trail.spent(Stage::Body, sending);
     let parsing = tracker.trail.clock();
-    let Asked { translated, native, body, mut parsed, prefix, pick } = if body.len() > LARGE {
+    let asked = {
         let core = Arc::clone(core);
-        let asked = tokio::task::spawn_blocking(move || read(&core, api, body)).await;
-        asked.map_err(|error| ApiError::worker_fault(format!("the request could not be read: {error}")))??
-    } else {
-        read(core, api, body)?
+        aside(body.len(), move || read(&core, api, body)).await
     };
+    let asked = asked.ok_or_else(|| ApiError::worker_fault("the request could not be read"))?;
+    let Asked { translated, native, body, mut parsed, prefix, pick } = asked?;
     let model = parsed.model.clone().unwrap_or_else(|| config.model_name.clone());
     let snapshot = core.placement.pool.snapshot();
     if snapshot.ready_for(&model).is_none() {

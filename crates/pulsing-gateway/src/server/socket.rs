@@ -28,6 +28,9 @@ const PROBE: Duration = Duration::from_secs(1);
 const PATIENCE: u8 = 4;
 /// What every client of HTTP/1.1 must take and ignore, and a closed one's kernel answers with a reset.
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+/// What every answer begins with. HTTP/1.0 has nothing to be ignored: its clients get of this byte by byte, and what is out
+/// is left out of the answer.
+const BEGINNING: &[u8] = b"HTTP/1.";
 
 /// A stream with a TCP socket at its end.
 pub(super) trait Tcp {
@@ -55,6 +58,8 @@ struct HalfClosed {
     pause: Duration,
     /// When something was written last that a closed client would have refused.
     probed: Option<Instant>,
+    /// Until the next time.
+    between: Duration,
     /// Part of an interim response that is still to be written.
     rest: &'static [u8],
     waker: Waker,
@@ -68,6 +73,8 @@ pub(super) struct Socket<S> {
     half: Option<HalfClosed>,
     /// Bytes of a response did not fit in the socket: nothing may be put in between.
     blocked: bool,
+    /// Bytes of the next answer's beginning that are out already.
+    ahead: usize,
     /// What is written in place of the server's own bare error, and how long that is.
     instead: Option<(Bytes, usize)>,
     refused: Refused,
@@ -75,7 +82,7 @@ pub(super) struct Socket<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> Socket<S> {
     pub(super) fn new(inner: S, peer: Arc<Peer>, refused: Refused) -> Self {
-        Self { inner, peer, half: None, blocked: false, instead: None, refused }
+        Self { inner, peer, half: None, blocked: false, ahead: 0, instead: None, refused }
     }
 
     /// Whether the client that sends no more is gone.
@@ -95,9 +102,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> Socket<S> {
                 }
                 _ => half.patience = PATIENCE,
             }
-            let due = half.probed.is_none_or(|last| last.elapsed() >= PROBE);
+            let due = half.probed.is_none_or(|last| last.elapsed() >= half.between);
             if due && stage == Stage::Waiting && !self.blocked {
                 half.rest = INTERIM;
+            } else if due && stage == Stage::WaitingPlainly && !self.blocked {
+                // There is little of it: pauses grow.
+                half.between *= 2;
+                half.rest = BEGINNING.get(self.ahead..=self.ahead).unwrap_or_default();
+                self.ahead += half.rest.len();
             } else if due && stage == Stage::Answering {
                 self.peer.doubt();
                 cx.waker().wake_by_ref();
@@ -155,8 +167,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> AsyncRead for Socket<S> {
             return Poll::Ready(Ok(()));
         }
         let (timer, pause) = (Box::pin(tokio::time::sleep(LOOK_MIN)), LOOK_MIN);
-        self.half =
-            Some(HalfClosed { timer, pause, probed: None, rest: &[], waker: cx.waker().clone(), patience: PATIENCE });
+        self.half = Some(HalfClosed {
+            timer,
+            pause,
+            probed: None,
+            between: PROBE,
+            rest: &[],
+            waker: cx.waker().clone(),
+            patience: PATIENCE,
+        });
         self.poll_gone(cx)
     }
 }
@@ -175,6 +194,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> AsyncWrite for Socket<S> {
         while let Some(half) = socket.half.as_mut().filter(|half| !half.rest.is_empty()) {
             let count = ready!(Pin::new(&mut socket.inner).poll_write(cx, half.rest))?;
             half.rest = &half.rest[count..];
+        }
+        if let Some(first) = bufs.iter().find(|buf| !buf.is_empty()).filter(|_| socket.ahead > 0) {
+            let count = socket.ahead.min(first.len());
+            socket.ahead -= count;
+            return Poll::Ready(Ok(count));
         }
         if let [one] = bufs
             && socket.instead.is_none()

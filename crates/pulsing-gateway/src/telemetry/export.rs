@@ -3,6 +3,7 @@
 //! The maintained `opentelemetry-otlp` would bring 27 more crates for one POST of a document a second; what it sends is
 //! written here, over the HTTP client that is there.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -10,12 +11,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::Request;
-use hyper::header::{self, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper_util::rt::TokioIo;
 use tokio::sync::mpsc;
 
-use super::Span;
-use super::span;
+use super::{Span, headers, span};
 use crate::config::GatewayError;
 use crate::dial::{Target, shown};
 
@@ -43,6 +43,8 @@ pub(crate) struct Exporter {
 struct Collector {
     target: Arc<Target>,
     path: String,
+    /// What it wants beside what every such request has.
+    headers: HeaderMap,
 }
 
 /// Whose spans they are.
@@ -52,20 +54,23 @@ struct Maker {
 }
 
 impl Exporter {
-    /// `endpoint` as `OTEL_EXPORTER_OTLP_ENDPOINT` has it: `http://host:4318`, to which `/v1/traces` is added. The future
-    /// sends until the exporter is gone and everything is sent.
+    /// `endpoint` as `OTEL_EXPORTER_OTLP_ENDPOINT` has it: `http://host:4318`, to which `/v1/traces` is added. Each request
+    /// has the headers of `headers_file` or else of `headers` ([`Tracer::start`](super::Tracer::start) tells their form).
+    /// The future sends until the exporter is gone and everything is sent.
     ///
     /// # Errors
-    /// `Config` for an address that cannot be used.
+    /// `Config` for an address or headers that cannot be used.
     pub(crate) fn new(
         endpoint: &str,
+        (headers_file, headers): (Option<&Path>, Option<&str>),
         share: f64,
         service: &str,
     ) -> Result<(Self, impl Future<Output = ()> + Send + 'static), GatewayError> {
         let bad = |why: String| GatewayError::Config(format!("otlp_endpoint {:?}: {why}", shown(endpoint)));
         let (target, prefix) = Target::parse(endpoint).map_err(bad)?;
         let path = if prefix.ends_with("/v1/traces") { prefix } else { format!("{prefix}/v1/traces") };
-        let collector = Collector { target: Arc::new(target), path };
+        let headers = headers::read(headers_file, headers).map_err(GatewayError::Config)?;
+        let collector = Collector { target: Arc::new(target), path, headers };
         let (queue, spans) = mpsc::channel(QUEUE);
         let dropped = Arc::new(AtomicU64::new(0));
         let maker = Maker { service: service.to_owned(), instance: format!("{:032x}", rand::random::<u128>()) };
@@ -121,12 +126,13 @@ impl Collector {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
         let driven = tokio::spawn(connection);
-        let request = Request::post(&self.path)
+        let mut request = Request::post(&self.path)
             .header(header::HOST, self.target.authority())
             .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))
             .header(header::CONNECTION, HeaderValue::from_static("close"))
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| error.to_string())?;
+        request.headers_mut().extend(self.headers.clone());
         let answer = sender.send_request(request).await.map_err(|error| error.to_string());
         let status = match answer {
             Ok(answer) => {

@@ -4,6 +4,7 @@
 mod clock;
 mod context;
 mod export;
+mod headers;
 mod log;
 mod span;
 mod tracer;

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::SystemTime;
 
 use serde_json::Value;
@@ -13,13 +14,20 @@ use crate::config::GatewayError;
 pub struct Tracer(Exporter);
 
 impl Tracer {
-    /// Sends to `endpoint` (`http://host:4318`) as the service `service`. Call it inside a tokio runtime; what is recorded
-    /// after the runtime has gone is lost.
+    /// Sends to `endpoint` (`http://host:4318`) as the service `service`. What the collector wants to be told stands in
+    /// `headers_file`, one `Name: value` a line, or else in `headers`, as `OTEL_EXPORTER_OTLP_HEADERS` has it:
+    /// `name=value,...` with `%xx` for what could be misread. Call it inside a tokio runtime; what is recorded after the
+    /// runtime has gone is lost.
     ///
     /// # Errors
-    /// [`GatewayError::Config`] for an address that cannot be used.
-    pub fn start(endpoint: &str, service: &str) -> Result<Self, GatewayError> {
-        let (exporter, sending) = Exporter::new(endpoint, 1.0, service)?;
+    /// [`GatewayError::Config`] for an address or headers that cannot be used; it repeats no header's value.
+    pub fn start(
+        endpoint: &str,
+        headers_file: Option<&Path>,
+        headers: Option<&str>,
+        service: &str,
+    ) -> Result<Self, GatewayError> {
+        let (exporter, sending) = Exporter::new(endpoint, (headers_file, headers), 1.0, service)?;
         tokio::spawn(sending);
         Ok(Self(exporter))
     }

@@ -1,5 +1,6 @@
 //! Spans of Workers.
 
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pyo3::exceptions::PyValueError;
@@ -20,11 +21,18 @@ fn moment(seconds: f64) -> SystemTime {
 #[pymethods]
 impl Tracer {
     #[new]
-    fn new(system: &System, endpoint: &str, service: &str) -> PyResult<Self> {
+    #[pyo3(signature = (system, endpoint, service, *, headers_file = None, headers = None))]
+    fn new(
+        system: &System,
+        endpoint: &str,
+        service: &str,
+        headers_file: Option<PathBuf>,
+        headers: Option<&str>,
+    ) -> PyResult<Self> {
         check_fork()?;
         let runtime = system.runtime();
         let _guard = runtime.enter();
-        pulsing_gateway::Tracer::start(endpoint, service)
+        pulsing_gateway::Tracer::start(endpoint, headers_file.as_deref(), headers, service)
             .map(Self)
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
