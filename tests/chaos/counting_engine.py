@@ -46,7 +46,8 @@ class Engine:
             # This question is none of the requests.
             _whole(writer, 200, {"running": self.running - 1})
         elif request is None:
-            _whole(writer, 404, {"error": {"message": "no such path", "type": "not_found", "param": None, "code": None}})
+            error = {"message": "no such path", "type": "not_found", "param": None, "code": None}
+            _whole(writer, 404, {"error": error})
         elif request.get("stream"):
             await self._stream(writer)
         else:

@@ -1,4 +1,4 @@
-"""Workers whose answer is known in advance: they count, slowly. On SIGUSR1 each writes down how many tasks its loop has."""
+"""Workers whose answer is known in advance: they count, slowly. On SIGUSR1 each writes down how many tasks it has."""
 
 import asyncio
 import os

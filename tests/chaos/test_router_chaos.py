@@ -1,5 +1,5 @@
-"""Workers, engines and a Router are killed, paused, stopped and restarted at random under load: every answer is whole, or
-says that it is not (S3, S4), and nothing is left behind.
+"""Workers, engines and a Router are killed, paused, stopped and restarted at random under load: every answer is whole,
+or says that it is not (S3, S4), and nothing is left behind.
 
 `PULSING_CHAOS_SEED` repeats a run; `PULSING_CHAOS_SECONDS` makes it longer (`make chaos-router`: five minutes).
 """

@@ -302,8 +302,8 @@ SETTINGS: tuple[RouterSetting, ...] = (
         str | None,
         None,
         "",
-        "file of headers that the collector wants, such as a key: one `Name: value` a line, mode 600; none: those of the "
-        "variable `OTEL_EXPORTER_OTLP_HEADERS`",
+        "file of headers that the collector wants, such as a key: one `Name: value` a line, mode 600; none: those of "
+        "the variable `OTEL_EXPORTER_OTLP_HEADERS`",
         "a path",
         text,
         variable="PULSING_OTLP_HEADERS_FILE",

@@ -32,8 +32,8 @@ class Spans:
     Args:
         system: The node, whose threads send.
         service: `service.name` of the spans.
-        environ: Where ``PULSING_OTLP_ENDPOINT`` and the collector's headers are looked up. What cannot be used is logged,
-            and the worker serves without: it has been told so at its Router's start.
+        environ: Where ``PULSING_OTLP_ENDPOINT`` and the collector's headers are looked up. What cannot be used is
+            logged, and the worker serves without: it has been told so at its Router's start.
     """
 
     def __init__(self, system: ActorSystem, service: str, environ: Mapping[str, str] = os.environ) -> None:
