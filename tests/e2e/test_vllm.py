@@ -84,7 +84,7 @@ def test_a_context_too_long_is_the_clients_error(client: openai.OpenAI) -> None:
     [
         ("--gpu_memory_utilisation 0.9", 2, "--gpu_memory_utilisation - did you mean gpu_memory_utilization?"),
         ("--role prefil", 2, "aggregated|prefill|decode"),
-        ("--role decode", 1, "role decode is not served yet"),
+        ("--role decode", 1, "role decode needs a KV connector"),
     ],
 )
 def test_what_cannot_be_started_is_told_at_once(shell: Shell, options: str, code: int, words: str) -> None:

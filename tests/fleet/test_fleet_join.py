@@ -150,6 +150,20 @@ def test_an_engine_that_lists_no_model_has_not_joined(fleet: Fleet) -> None:
     assert "GET /v1/models is answered 404" in words
 
 
+def test_halves_join_as_what_they_are_and_the_router_pairs_them(fleet: Fleet) -> None:
+    halves = [
+        engine("--model", "m", name=role, half={"role": role, "pd": "sequential"}, join=JOIN)
+        for role in ("prefill", "decode")
+    ]
+    fleet.write(*halves, routers=[router()])
+    fleet.up()
+    prefill, decode = (fleet.wait(f"{role}/0", joined=True) for role in ("prefill", "decode"))
+    assert "--role prefill --pd sequential" in " ".join(prefill["argv"]["join"])
+    until(lambda: ready(fleet), "the Router has a pair")
+    # The one that generates answers.
+    assert ask(fleet) == (200, str(decode["pids"]["0"]))
+
+
 def test_down_waits_for_the_requests_that_run(fleet: Fleet) -> None:
     go, events = fleet.directory / "go", fleet.directory / "events"
     chat = engine("--model", "m", "--answer_when", str(go), "--events", str(events), join=JOIN)

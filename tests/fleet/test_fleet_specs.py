@@ -1,16 +1,18 @@
 """Golden command lines and shapes of every spec the project ships."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from pulsing.fleet import (
     CommandWorkerSpec,
     Deployment,
+    Half,
     Join,
     Pool,
     Ready,
     ServerGroup,
+    command,
     engine_worker_command,
     inference_engine,
     router,
@@ -233,13 +235,37 @@ def test_groups_refuse(values: dict[str, Any], words: str) -> None:
         ServerGroup(**values)
 
 
-def test_halves_come_in_pairs_and_from_sglang() -> None:
+def test_vllms_halves_have_a_side_channel_each_and_say_what_they_are() -> None:
+    overrides = {"kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
+    kinds: list[Literal["prefill", "decode"]] = ["prefill", "decode"]
+    groups = [ServerGroup(worker_type=kind, num_cells=2, overrides=overrides) for kind in kinds]
+    specs = inference_engine(engine="vllm", model="m", server_groups=groups)
+    assert [spec.half for spec in specs] == [Half(role=kind, pd="sequential") for kind in kinds]
+    got = rendered(*specs)
+    ports = {env["VLLM_NIXL_SIDE_CHANNEL_PORT"] for _, env in got.values()}
+    assert len(ports) == 4
+    assert {env["VLLM_NIXL_SIDE_CHANNEL_HOST"] for _, env in got.values()} == {"127.0.0.1"}
+    with pytest.raises(ValueError, match="meet by a KV connector, and overrides name none"):
+        inference_engine(engine="vllm", model="m", server_groups=[ServerGroup(worker_type=kind) for kind in kinds])
+
+
+def test_what_an_engine_worker_is_told_of_a_half() -> None:
+    prefill, decode, _ = halves()
+    assert prefill.half == Half(role="prefill", pd="concurrent", bootstrap="disaggregation_bootstrap")
+    assert decode.half == Half(role="decode", pd="concurrent")
+    with pytest.raises(ValueError, match="for a concurrent prefill, not a sequential decode"):
+        Half(role="decode", pd="sequential", bootstrap="x")
+    with pytest.raises(ValueError, match="bootstrap port 'x', which it does not have"):
+        command(name="c", run=["x"], half=Half(role="prefill", pd="concurrent", bootstrap="x"))
+
+
+def test_halves_come_in_pairs_and_from_engines_that_have_them() -> None:
     half = ServerGroup(worker_type="prefill", num_gpus=1, num_gpus_per_engine=1)
     other = ServerGroup(worker_type="decode", num_gpus=1, num_gpus_per_engine=1)
     with pytest.raises(ValueError, match="come in pairs"):
         inference_engine(engine="sglang", model="m", server_groups=[half])
-    with pytest.raises(ValueError, match="vllm cannot be launched in halves yet"):
-        inference_engine(engine="vllm", model="m", server_groups=[half, other])
+    with pytest.raises(ValueError, match="transformers does no halves of requests"):
+        inference_engine(engine="transformers", model="m", server_groups=[half, other])
 
 
 def test_other_overrides_become_flags() -> None:

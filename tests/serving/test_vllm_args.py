@@ -13,7 +13,6 @@ import pytest
 
 from pulsing.cli import _constructor
 from pulsing.cli._errors import FailureError, MisuseError
-from pulsing.exceptions import PulsingUnsupportedError
 from pulsing.serving import VllmWorker
 from pulsing.serving._vllm_args import convert
 
@@ -30,6 +29,7 @@ class EngineArgs:
     max_model_len: int = ModelConfig.max_model_len
     enforce_eager: bool = ModelConfig.enforce_eager
     trust_remote_code: bool = ModelConfig.trust_remote_code
+    kv_transfer_config: KVTransferConfig | None = None
     revision: str | None = ModelConfig.revision
     compilation_config: CompilationConfig = get_field(VllmConfig, "compilation_config")
     _api_process_rank: int = 0
@@ -113,8 +113,15 @@ def test_roles() -> None:
     assert VllmWorker("m", role="aggregated").metadata()["role"] == "aggregated"
     for role in ("prefill", "decode"):
         assert read("--model", "m", "--role", role)["role"] == role
-        with pytest.raises(PulsingUnsupportedError, match=f"role {role} is not served yet.*--role aggregated"):
+        with pytest.raises(ValueError, match=f"role {role} needs a KV connector.*--kv_transfer_config .*NixlConnector"):
             VllmWorker("m", role=role)  # type: ignore[arg-type]
+        for given in ({"kv_role": "kv_both"}, '{"kv_role": "kv_both"}', types.SimpleNamespace(kv_role="kv_both")):
+            half = VllmWorker("m", role=role, kv_transfer_config=given)  # type: ignore[arg-type]
+            assert (half.metadata()["role"], half.metadata()["pd"]) == (role, "sequential")
+    with pytest.raises(ValueError, match=r"role prefill does not go with kv_role kv_consumer.* kv_producer or kv_both"):
+        VllmWorker("m", role="prefill", kv_transfer_config={"kv_role": "kv_consumer"})
+    with pytest.raises(ValueError, match=r"kv_transfer_config 'x' is no JSON"):
+        VllmWorker("m", role="decode", kv_transfer_config="x")
     with pytest.raises(MisuseError, match=r"aggregated\|prefill\|decode"):
         read("--model", "m", "--role", "both")
     with pytest.raises(ValueError, match="'both' is none of"):

@@ -18,6 +18,7 @@ from pulsing.fleet._load import FleetFileError, load
 from pulsing.fleet._local import LocalBackend
 from pulsing.fleet._model import (
     CommandWorkerSpec,
+    Half,
     HostAndPort,
     LaunchCommandContext,
     NamedHostAndPorts,
@@ -35,6 +36,7 @@ __all__ = [
     "Deployment",
     "FleetFileError",
     "FleetRunningError",
+    "Half",
     "HostAndPort",
     "Join",
     "LaunchCommandContext",

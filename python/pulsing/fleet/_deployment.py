@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pulsing.fleet._join import engine_worker_command
-from pulsing.fleet._model import CommandWorkerSpec, Frozen, LaunchCommandContext, checked_name
+from pulsing.fleet._model import CommandWorkerSpec, Frozen, Half, LaunchCommandContext, checked_name
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -102,20 +102,21 @@ class Join(Frozen):
             seed_places(seed, read=False)
         return seeds
 
-    def argv(self, context: LaunchCommandContext, port: str, drain: float) -> tuple[str, ...]:
+    def argv(self, context: LaunchCommandContext, port: str, drain: float, half: Half | None = None) -> tuple[str, ...]:
         """The command for a cell whose worker 0 has this context.
 
         Args:
             context: what may be known about the worker.
             port: name of the port that the engine answers on.
             drain: seconds the command has to leave the cluster.
+            half: what half of requests the engine does; a command of the user's says that itself.
 
         Raises:
             ValueError: a template names what is not there.
         """
         seeds, url = self.seeds_for(context), context.own(port).url
         if self.observed:
-            return engine_worker_command(seeds, self.name, url, drain)
+            return engine_worker_command(seeds, self.name, url, drain, () if half is None else half.flags(context))
         return tuple(self.command(seeds, self.name, url))
 
 

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from pulsing.fleet import _commands, _overrides
-from pulsing.fleet._model import CELL_LIMIT, CommandWorkerSpec, Frozen, LaunchCommandContext, PortInfo, SchedulingSpec
+from pulsing.fleet._model import (
+    CELL_LIMIT,
+    CommandWorkerSpec,
+    Frozen,
+    Half,
+    LaunchCommandContext,
+    PortInfo,
+    SchedulingSpec,
+    no_env,
+)
 
 EngineName = Literal["vllm", "sglang", "transformers", "llama_cpp"]
 WorkerType = Literal["regular", "prefill", "decode", "placeholder"]
@@ -216,7 +225,8 @@ class _Engine:
     env: Callable[[LaunchCommandContext], Mapping[str, str]] = _visible_gpus
     aliases: Mapping[str, str] = field(default_factory=dict)
     several_nodes: bool = False
-    halves: bool = False
+    # How its halves meet; None: it has none.
+    halves: Literal["sequential", "concurrent"] | None = None
     # Ports next to the rendezvous that the engine takes unasked.
     rendezvous_block: int = 1
 
@@ -229,6 +239,7 @@ _ENGINES: dict[str, _Engine] = {
         _ADDRESSES | _RANKS | {"config", "uds"},
         aliases={"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size"},
         several_nodes=True,
+        halves="sequential",
     ),
     "sglang": _Engine(
         _sglang,
@@ -255,7 +266,7 @@ _ENGINES: dict[str, _Engine] = {
             **{short: f"{short}_size" for short in ("tp", "pp", "dp", "ep")},
         },
         several_nodes=True,
-        halves=True,
+        halves="concurrent",
         rendezvous_block=30,
     ),
     "transformers": _Engine(_transformers, _commands.transformers_command, _ADDRESSES | {"force_model"}),
@@ -332,10 +343,7 @@ def _spec(
         if not group.num_gpus:
             raise ValueError("a placeholder keeps GPUs, and this one has none")
         return CommandWorkerSpec(name=pool, scheduling=scheduling, launch_command=_placeholder)
-    if group.worker_type in ("prefill", "decode") and not kind.halves:
-        raise ValueError(
-            f"{engine} cannot be launched in halves yet; engine sglang can, behind a router of kind sglang"
-        )
+    half = _half(engine, kind, group)
     if scheduling.num_workers_per_cell > 1 and not kind.several_nodes:
         raise ValueError(
             f"{engine} serves from one machine, and num_gpus_per_engine {group.num_gpus_per_engine} needs"
@@ -344,15 +352,52 @@ def _spec(
     keywords, extra = _overrides.split(group.overrides, kind.builder, kind.reserved, kind.aliases)
     plan = _Plan(model, group, scheduling, keywords, extra, program)
     block = kind.rendezvous_block + (int(keywords.get("dp_size", 1)) if kind.rendezvous_block > 1 else 0)
+    ports = _ports(group.worker_type if kind.halves == "concurrent" else "regular", block)
+    told = no_env
+    if half is not None and half.pd == "sequential":
+        ports += (_side_channel(int(keywords.get("data_parallel_size", 1))),)
+        told = _side_channel_env
     spec = CommandWorkerSpec(
         name=pool,
-        port_infos=_ports(group.worker_type, block),
-        env_var=lambda context: {**env, **kind.env(context)},
+        port_infos=ports,
+        env_var=lambda context: {**env, **kind.env(context), **told(context)},
         scheduling=scheduling,
         launch_command=lambda context: kind.render(plan, context),
+        half=half,
     )
     _dry_run(spec)
     return spec
+
+
+def _half(engine: str, kind: _Engine, group: ServerGroup) -> Half | None:
+    """What half of requests a group does.
+
+    Raises:
+        ValueError: its engine does none, or lacks what the halves meet by.
+    """
+    if group.worker_type not in ("prefill", "decode"):
+        return None
+    if kind.halves is None:
+        raise ValueError(f"{engine} does no halves of requests; engines sglang and vllm do")
+    if kind.halves == "sequential" and "kv_transfer_config" not in {
+        name.lstrip("-").replace("-", "_") for name in group.overrides
+    }:
+        raise ValueError(
+            "vLLM's halves meet by a KV connector, and overrides name none; as an example"
+            " kv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_producer}, and kv_consumer to decode"
+        )
+    bootstrap = "disaggregation_bootstrap" if (kind.halves, group.worker_type) == ("concurrent", "prefill") else None
+    return Half(role=group.worker_type, pd=kind.halves, bootstrap=bootstrap)
+
+
+def _side_channel(ranks: int) -> PortInfo:
+    # Where the NIXL connector tells of the memory it shares; each data parallel rank takes the next port.
+    return PortInfo(name="kv_side_channel", static_port=5600, allow_dynamic=True, num_consecutive=ranks)
+
+
+def _side_channel_env(context: LaunchCommandContext) -> Mapping[str, str]:
+    here = context.own("kv_side_channel")
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": here.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(here.port)}
 
 
 def _ports(worker_type: WorkerType, rendezvous_block: int) -> tuple[PortInfo, ...]:

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # A node that takes longer is asked again; the launcher looks often.
@@ -17,7 +17,9 @@ _FRESH_FOR = 0.4
 _LONGEST_DRAIN = 50.0
 
 
-def engine_worker_command(seeds: str, name: str, url: str, drain: float = 0.0) -> tuple[str, ...]:
+def engine_worker_command(
+    seeds: str, name: str, url: str, drain: float = 0.0, half: Sequence[str] = ()
+) -> tuple[str, ...]:
     """An EngineWorker in front of an engine that already answers.
 
     Secrets and the cluster's name travel as PULSING_* variables of the environment.
@@ -27,13 +29,14 @@ def engine_worker_command(seeds: str, name: str, url: str, drain: float = 0.0) -
         name: name to serve under.
         url: where the engine answers.
         drain: seconds it has to leave; it waits so long for the engine's requests to end.
+        half: further words for an engine that does half of requests: `--role prefill --pd sequential`.
     """
     # A second of it is for leaving itself.
     waits = min(drain - 1.0, _LONGEST_DRAIN)
     return (
         *("pulsing", "actor", "pulsing.serving.EngineWorker"),
         *("--seeds", seeds, "--name", name),
-        *("--", "--url", url),
+        *("--", "--url", url, *half),
         *(("--drain_timeout", f"{waits:g}") if waits > 0 else ()),
     )
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pulsing.fleet._deployment import Deployment, Join, Pool, Ready, Restart, Stop
 from pulsing.fleet._engines import EngineName, ServerGroup, inference_engine, is_placeholder
 from pulsing.fleet._join import engine_worker_command
-from pulsing.fleet._model import CommandWorkerSpec, LaunchCommandContext, PortInfo, SchedulingSpec
+from pulsing.fleet._model import CommandWorkerSpec, Half, LaunchCommandContext, PortInfo, SchedulingSpec
 from pulsing.fleet._services import command, router, session_server
 from pulsing.fleet._template import fill
 
@@ -86,6 +86,7 @@ class _CommandSection(_Treated):
     ports: list[dict[str, Any]] = Field(default_factory=list)
     scheduling: dict[str, Any] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
+    half: dict[str, Any] | None = None
 
 
 class _File(_Section):
@@ -185,6 +186,7 @@ def _build(file: _File, directory: pathlib.Path) -> Deployment:
         return None if path is None else str(directory / path)
 
     pools: list[Pool] = []
+    paired = {pool for one in file.routers for pool in (*one.prefill, *one.decode)}
     for at, engine in enumerate(file.engines):
         with _named(f"engines.{at}"):
             groups = [_strict(ServerGroup, group) for group in engine.groups]
@@ -197,14 +199,14 @@ def _build(file: _File, directory: pathlib.Path) -> Deployment:
                 program=engine.program,
                 env=engine.env,
             )
-            for group, spec in zip(groups, specs, strict=True):
-                half = group.worker_type in ("prefill", "decode")
-                if half and isinstance(engine.join, _JoinSection):
+            for spec in specs:
+                if spec.name in paired and isinstance(engine.join, _JoinSection):
                     raise ValueError(
-                        "half of an engine cannot serve requests: let the router of kind sglang join instead"
+                        f"{spec.name} is behind a router of kind sglang, which pairs halves itself: let that one join,"
+                        " or leave it out and the pairing to the Routers of the cluster"
                     )
-                # What joins is the router that pairs the halves.
-                pools.append(_pool(file, engine, spec, joins=not half and not is_placeholder(spec)))
+                joins = spec.name not in paired and not is_placeholder(spec)
+                pools.append(_pool(file, engine, spec, joins=joins))
     for at, one in enumerate(file.routers):
         with _named(f"routers.{at}"):
             spec = router(**one.model_dump(exclude={"ready", "restart", "stop", "join"}))
@@ -222,6 +224,7 @@ def _build(file: _File, directory: pathlib.Path) -> Deployment:
                 ports=[_strict(PortInfo, port) for port in entry.ports],
                 scheduling=_strict(SchedulingSpec, entry.scheduling),
                 env=entry.env,
+                half=None if entry.half is None else _strict(Half, entry.half),
             )
             ready = Ready() if any(info.name == "primary" for info in spec.port_infos) else Ready(port=None)
             pools.append(_pool(file, entry, spec, joins=entry.join is not None, ready=ready))

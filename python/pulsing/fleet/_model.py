@@ -178,6 +178,35 @@ def no_env(context: LaunchCommandContext) -> Mapping[str, str]:
     return {}
 
 
+class Half(Frozen):
+    """Which half of requests the engines of a pool do; a Router brings a prefill and a decode of one `pd` together.
+
+    Args:
+        role: `prefill` reads prompts, `decode` generates from what was read.
+        pd: how the two meet: `sequential` (vLLM's kv_transfer_params) or `concurrent` (SGLang's bootstrap server).
+        bootstrap: of a concurrent prefill, the name of its bootstrap server's port.
+    """
+
+    role: Literal["prefill", "decode"]
+    pd: Literal["sequential", "concurrent"]
+    bootstrap: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.bootstrap is not None and (self.role, self.pd) != ("prefill", "concurrent"):
+            raise ValueError(f"bootstrap {self.bootstrap!r} is for a concurrent prefill, not a {self.pd} {self.role}")
+        return self
+
+    def flags(self, context: LaunchCommandContext) -> tuple[str, ...]:
+        """What an EngineWorker is told of it.
+
+        Args:
+            context: what may be known about the worker that it stands for.
+        """
+        port = () if self.bootstrap is None else ("--bootstrap_port", str(context.own(self.bootstrap).port))
+        return ("--role", self.role, "--pd", self.pd, *port)
+
+
 class CommandWorkerSpec(Frozen):
     """A pool of workers that run a command: all that is known about launching them.
 
@@ -187,6 +216,7 @@ class CommandWorkerSpec(Frozen):
         env_var: gives a worker's environment, on top of the launcher's.
         scheduling: the pool's shape.
         launch_command: gives a worker's argument list; nothing passes through a shell.
+        half: what half of requests its engines do; None: all of them.
     """
 
     name: str
@@ -194,6 +224,7 @@ class CommandWorkerSpec(Frozen):
     env_var: EnvVar = no_env
     scheduling: SchedulingSpec = SchedulingSpec()
     launch_command: LaunchCommand
+    half: Half | None = None
 
     _name = field_validator("name")(checked_name)
 
@@ -207,6 +238,9 @@ class CommandWorkerSpec(Frozen):
         twice = [name for name, count in Counter(info.name for info in self.port_infos).items() if count > 1]
         if twice:
             raise ValueError(f"spec {self.name}: port {twice[0]!r} is declared twice")
+        bootstrap = None if self.half is None else self.half.bootstrap
+        if bootstrap is not None and self.port_info(bootstrap) is None:
+            raise ValueError(f"spec {self.name}: half names the bootstrap port {bootstrap!r}, which it does not have")
         return self
 
     def port_info(self, name: str) -> PortInfo | None:

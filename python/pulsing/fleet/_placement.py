@@ -91,7 +91,7 @@ class Layout:
         ready = cell.pool.ready.port
         if cell.pool.join is None or ready is None:
             return None
-        return cell.pool.join.argv(self.context(cell.workers[0]), ready, cell.pool.stop.drain)
+        return cell.pool.join.argv(self.context(cell.workers[0]), ready, cell.pool.stop.drain, cell.pool.spec.half)
 
     def join_target(self, cell: Cell) -> tuple[str, str, str] | None:
         """(seeds, name, url) under which the cluster shows the cell once it has joined; None: it shows nothing."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pulsing.fleet import _commands
-from pulsing.fleet._model import CommandWorkerSpec, LaunchCommandContext, PortInfo, SchedulingSpec
+from pulsing.fleet._model import CommandWorkerSpec, Half, LaunchCommandContext, PortInfo, SchedulingSpec
 from pulsing.fleet._template import fill
 
 
@@ -142,6 +142,7 @@ def command(
     ports: Sequence[PortInfo] = (),
     scheduling: SchedulingSpec | None = None,
     env: Mapping[str, str] | None = None,
+    half: Half | None = None,
 ) -> CommandWorkerSpec:
     """Any command, written with `${...}` slots.
 
@@ -151,6 +152,7 @@ def command(
         ports: ports of each worker.
         scheduling: the pool's shape; one worker by default.
         env: environment; values may hold slots.
+        half: what half of requests it does, if it is an engine that does half.
     """
     words, variables = tuple(run), dict(env or {})
     return CommandWorkerSpec(
@@ -159,6 +161,7 @@ def command(
         scheduling=scheduling or SchedulingSpec(),
         env_var=lambda context: {key: fill(value, context) for key, value in variables.items()},
         launch_command=lambda context: [fill(word, context) for word in words],
+        half=half,
     )
 
 

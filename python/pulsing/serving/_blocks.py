@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-__all__ = ["BlockNews", "BlockReader", "HeldBlocks"]
+__all__ = ["BlockNews", "BlockReader", "HeldBlocks", "TellsBlocks"]
 
 # Most blocks in one report: 32 KiB.
 _IN_ONE = 4096
@@ -116,3 +116,35 @@ class BlockReader:
     def close(self) -> None:
         """It is told no more."""
         self._blocks.forget(self)
+
+
+class TellsBlocks:
+    """The part of a Worker that tells Routers of its prompt cache."""
+
+    reports_blocks: bool = False
+    """Whether this worker tells what its prompt cache holds (:meth:`blocks_stored`, :meth:`blocks_dropped`,
+    :meth:`blocks_cleared`), so that ``cache_aware`` Routers need not guess. Requests then have ``blocks``."""
+
+    _blocks: HeldBlocks
+
+    def blocks_stored(self, blocks: Iterable[int]) -> None:
+        """Say that the prompt cache holds these blocks, for Routers to send what begins with them here. On the loop.
+
+        Args:
+            blocks: of ``GenerateRequest.blocks``. The latest 131,072 are remembered, which is 32 MiB of prompts.
+        """
+        self._blocks.stored(blocks)
+
+    def blocks_dropped(self, blocks: Iterable[int]) -> None:
+        """Say that the prompt cache does not hold these blocks: they were evicted, or never stored. On the loop.
+
+        Routers take it that a request's blocks are stored where it was sent, until they are told otherwise.
+
+        Args:
+            blocks: of ``GenerateRequest.blocks``.
+        """
+        self._blocks.dropped(blocks)
+
+    def blocks_cleared(self) -> None:
+        """Say that the prompt cache is empty. On the loop."""
+        self._blocks.cleared()

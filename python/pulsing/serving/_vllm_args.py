@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["INSTALL", "check", "convert", "engine_arguments"]
+__all__ = ["INSTALL", "check", "check_half", "convert", "engine_arguments"]
 
 INSTALL = "vLLM is not installed here; install it with: pip install 'pulsing[vllm]'"
 
@@ -68,6 +68,32 @@ def check(given: Iterable[str], own: Iterable[str]) -> None:
                 f"VllmWorker has no parameter {name}, and vLLM no engine argument of that name"
                 + (f" - did you mean {close[0]}?" if close else "")
             )
+
+
+def check_half(role: str, transfer: object) -> None:
+    """Refuse a half that could not meet the other one.
+
+    Args:
+        role: ``prefill`` or ``decode``.
+        transfer: the engine argument ``kv_transfer_config``: a dict, its JSON, or vLLM's own class.
+
+    Raises:
+        ValueError: there is none, or it is for the other half.
+    """
+    own, other = ("kv_producer", "kv_consumer") if role == "prefill" else ("kv_consumer", "kv_producer")
+    example = f'{{"kv_connector": "NixlConnector", "kv_role": "{own}"}}'
+    if not transfer:
+        raise ValueError(
+            f"role {role} needs a KV connector, by which vLLM's two halves meet: --kv_transfer_config '{example}'"
+        )
+    if isinstance(transfer, str):
+        try:
+            transfer = json.loads(transfer)
+        except ValueError as error:
+            raise ValueError(f"kv_transfer_config {transfer!r} is no JSON: {error}; as an example: {example}") from None
+    kv_role = transfer.get("kv_role") if isinstance(transfer, dict) else getattr(transfer, "kv_role", None)
+    if kv_role == other:
+        raise ValueError(f"role {role} does not go with kv_role {other} of kv_transfer_config; it is {own} or kv_both")
 
 
 def convert(given: Mapping[str, Any], parser: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMNotFoundError, VLLMUnprocessableEntityError
 from vllm.inputs import tokens_input
+from vllm.sampling_params import SamplingParams
 from vllm.utils.async_utils import merge_async_iterators
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -26,7 +27,7 @@ from pulsing.serving._token_blocks import Claim, TokenBlocks
 from pulsing.serving._vllm_engine import Engine
 from pulsing.serving.worker import Delta, TokenizeRequest, Tokens, Usage
 
-__all__ = ["answer", "tokenized"]
+__all__ = ["answer", "read", "tokenized"]
 
 # Fields of vLLM's that reach beyond the request itself (other hosts, pickled tensors, the host's own settings), or
 # whose result has no place in an answer.
@@ -61,6 +62,15 @@ _SETTLED_HERE = (
     "top_p",
 )
 _LOGPROB_FLOOR = -9999.0
+# What vLLM's connectors are told of a request whose answer another engine gives: to keep what was read for it.
+_REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
 # Seconds after a request's end in which what the engine has to say of its blocks arrives.
 _SETTLED_AFTER = 1.0
 # vLLM takes a temperature below this for 0.
@@ -89,6 +99,67 @@ async def answer(
                 yield delta
 
 
+async def read(
+    engine: Engine, request: GenerateRequest, blocks: TokenBlocks | None = None
+) -> AsyncGenerator[Delta, None]:
+    """Reads a prompt for another engine, which is told where to find what was read.
+
+    Args:
+        engine: the running engine, with a KV connector.
+        request: the checked request.
+        blocks: is told whose the tokens are that the engine caches.
+
+    Raises:
+        RequestError: what the client gets as an HTTP error.
+    """
+    if request.choices > 1:
+        raise RequestError(
+            400,
+            "workers in pairs of prefill and decode give one choice; send as many requests",
+            "n",
+            "unsupported_parameter",
+        )
+    with _as_http_errors():
+        _, inputs = await _rendered(engine, request)
+    name = f"{request.request_id or 'request'}-{uuid.uuid4().hex[:8]}"
+    with _claimed(blocks, request, inputs) as claim:
+        # As the one that decodes has it, whatever the client wants to be made of it: the token made here is nobody's.
+        extra: dict[str, Any] = {"kv_transfer_params": dict(_REMOTE_DECODE)}
+        if claim is not None and not claim.complete:
+            extra["kv_cache_report_mode"] = "full"
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args=extra)
+        (prompt,) = inputs
+        usage, told = Usage(len(prompt["prompt_token_ids"]), 1), None
+        async with contextlib.aclosing(engine.llm.generate(prompt, params, name)) as outputs:
+            with _as_http_errors(generating=True):
+                async for output in outputs:
+                    for piece in output.outputs:
+                        _reason(piece.finish_reason)
+                    told = output.kv_transfer_params or told
+                    usage = Usage(usage.prompt_tokens, 1, cached_tokens=output.num_cached_tokens or 0)
+    handoff = {"kv_transfer_params": told, "cached_tokens": usage.cached_tokens}
+    yield Delta(finish_reason="length", usage=usage, handoff=json.dumps(handoff).encode())
+
+
+def _handed_over(request: GenerateRequest) -> tuple[dict[str, Any], int | None]:
+    """What the engine that read the prompt told for this one, and how much of it that one had in its cache."""
+    if not request.handoff:
+        return {}, None
+    try:
+        handoff = json.loads(request.handoff)
+        params, cached = handoff["kv_transfer_params"], int(handoff["cached_tokens"])
+        if params is not None and not isinstance(params, dict):
+            raise TypeError("kv_transfer_params is no object")
+    except (ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            500,
+            f"what the prefill worker handed over is not vLLM's: {error}; give the two the same version",
+            code="bad_handoff",
+        ) from None
+    # A connector that finds what was read by itself, as through shared storage, tells nothing.
+    return ({} if params is None else {"kv_transfer_params": params}), cached
+
+
 @contextlib.contextmanager
 def _claimed(blocks: TokenBlocks | None, request: GenerateRequest, inputs: list[Any]) -> Iterator[Claim | None]:
     """While a request runs, what the engine tells of its tokens is told of its blocks."""
@@ -108,6 +179,7 @@ async def _generated(
 ) -> AsyncGenerator[Delta, None]:
     prompts = [list(one["prompt_token_ids"]) for one in inputs]
     done = _done_ids(engine, request)
+    handed_over, read_from_cache = _handed_over(request)
     streams: list[AsyncGenerator[Any, None]] = []
     firsts: list[int] = []
     # vLLM does not take several choices of a greedy request, which are the same one: each is asked for by itself.
@@ -123,9 +195,12 @@ async def _generated(
             reasoning = _reasoning(engine, asked, ids)
             for time in range(times):
                 params = asked.to_sampling_params(limit, engine.defaults)
+                extra = dict(handed_over)
                 if claim is not None and not claim.complete:
                     # Also what it finds in its cache, and may have told of when nobody knew whose it was.
-                    params.extra_args = {**(params.extra_args or {}), "kv_cache_report_mode": "full"}
+                    extra["kv_cache_report_mode"] = "full"
+                if extra:
+                    params.extra_args = {**(params.extra_args or {}), **extra}
                 # Ids of requests that run at once must differ, and a client may send the same one twice.
                 name = f"{request.request_id or 'request'}-{uuid.uuid4().hex[:8]}"
                 streams.append(engine.llm.generate(whole, params, name, priority=asked.priority, **reasoning))
@@ -146,7 +221,9 @@ async def _generated(
         with _as_http_errors(generating=True):
             async for stream, output in outputs:
                 at = firsts[stream] // request.n
-                cached[at] = max(cached[at], output.num_cached_tokens or 0)
+                # What came over from the other half was in no cache of the client's concern.
+                found = read_from_cache if read_from_cache is not None else output.num_cached_tokens
+                cached[at] = max(cached[at], found or 0)
                 for piece in output.outputs:
                     choice = choices[firsts[stream] + piece.index]
                     parts = choice.feed(piece, prompts[at])

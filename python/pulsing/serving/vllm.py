@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pulsing._core import LoadReport
-from pulsing.exceptions import PulsingUnsupportedError
 from pulsing.serving._errors import RequestError
 from pulsing.serving._fingerprint import fingerprint_of
 from pulsing.serving._model_files import ModelSource
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._threads import in_daemon_thread
 from pulsing.serving._token_blocks import TokenBlocks
-from pulsing.serving._vllm_args import check, engine_arguments
+from pulsing.serving._vllm_args import check, check_half, engine_arguments
 from pulsing.serving.worker import Delta, TokenizeRequest, Tokens, Worker
 
 if TYPE_CHECKING:
@@ -40,7 +39,9 @@ class VllmWorker(Worker):
 
     Args:
         model: a hub id or a local directory.
-        role: ``aggregated``. ``prefill`` and ``decode`` are refused until Routers can pair the two.
+        role: ``prefill`` or ``decode`` for a worker that does one half of requests; Routers pair it with one of the
+            other role, and vLLM's KV connector (``kv_transfer_config``) moves what has been read from one to the other.
+            ``aggregated``: it does all.
         max_new_tokens: tokens a chat answer may have when the request sets no limit.
         capacity: requests handed to the engine at once; it runs max_num_seqs of them and queues the others.
         preload: load at once, in the background; ``False``: at the first request.
@@ -100,14 +101,13 @@ class VllmWorker(Worker):
     ) -> None:
         if role not in ("aggregated", "prefill", "decode"):
             raise ValueError(f"role {role!r} is none of aggregated, prefill, decode")
-        if role != "aggregated":
-            raise PulsingUnsupportedError(
-                f"role {role} is not served yet: no Router pairs prefill with decode; start with --role aggregated"
-            )
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
         own = [name for name in VllmWorker.__init__.__annotations__ if name not in ("return", "engine_args")]
         check(engine_args, own)
+        if role != "aggregated":
+            check_half(role, engine_args.get("kv_transfer_config"))
+        self.role, self.pd = role, "" if role == "aggregated" else "sequential"
         # s3://... and the like are vLLM's to read; a path is looked at now, to be told of a typing error at once.
         name = model.rstrip("/").rpartition("/")[2] if "://" in model else ModelSource.of(model).name
         super().__init__(
@@ -231,10 +231,21 @@ class VllmWorker(Worker):
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
         """The answer, as the engine gives it; closing the generator takes the request out of the engine's batch."""
         engine = self._running_engine()
-        from pulsing.serving._vllm_request import answer
+        from pulsing.serving._vllm_request import answer, read
 
         blocks = self._tokens if self.reports_blocks else None
-        async with contextlib.aclosing(answer(engine, request, self._max_new_tokens, blocks)) as deltas:
+        if self.role == "prefill":
+            answering = read(engine, request, blocks)
+        elif self.role == "decode" and not request.handoff:
+            raise RequestError(
+                400,
+                "this worker goes on from what a prefill worker has read, and was told of nothing; ask a Router, which "
+                "pairs the two",
+                code="no_handoff",
+            )
+        else:
+            answering = answer(engine, request, self._max_new_tokens, blocks)
+        async with contextlib.aclosing(answering) as deltas:
             async for delta in deltas:
                 yield delta
 

@@ -19,13 +19,13 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_answer, encode_deltas, prompt_blocks
 from pulsing.core import Actor, Message
 from pulsing.core._actor import cell_of
-from pulsing.serving._blocks import HeldBlocks
+from pulsing.serving._blocks import HeldBlocks, TellsBlocks
 from pulsing.serving._deadlines import Deadlines
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._questions import (
@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class Worker(Actor):
+class Worker(TellsBlocks, Actor):
     """An engine as an actor: override :meth:`generate`, and where needed :meth:`load` and :meth:`close`.
 
     Args:
@@ -111,10 +111,6 @@ class Worker(Actor):
     """How the halves meet. ``sequential``: the prefill worker ends with ``Delta(handoff=...)``, which the decode worker
     finds in ``GenerateRequest.handoff``. ``concurrent``: both get the request at once, and in ``handoff`` the JSON
     object bootstrap_host, bootstrap_port, bootstrap_room: where they meet."""
-
-    reports_blocks: bool = False
-    """Whether this worker tells what its prompt cache holds (:meth:`blocks_stored`, :meth:`blocks_dropped`,
-    :meth:`blocks_cleared`), so that ``cache_aware`` Routers need not guess. Requests then have ``blocks``."""
 
     continues: ClassVar[Literal["", "greedy", "any"]] = ""
     """Whether another worker's answer can be gone on with from ``request.continue_tokens``, after that worker was lost
@@ -358,28 +354,6 @@ class Worker(Actor):
         seen to take longer, three times what it took.
         """
         self._last_token = time.monotonic()
-
-    def blocks_stored(self, blocks: Iterable[int]) -> None:
-        """Say that the prompt cache holds these blocks, for Routers to send what begins with them here. On the loop.
-
-        Args:
-            blocks: of ``GenerateRequest.blocks``. The latest 131,072 are remembered, which is 32 MiB of prompts.
-        """
-        self._blocks.stored(blocks)
-
-    def blocks_dropped(self, blocks: Iterable[int]) -> None:
-        """Say that the prompt cache does not hold these blocks: they were evicted, or never stored. On the loop.
-
-        Routers take it that a request's blocks are stored where it was sent, until they are told otherwise.
-
-        Args:
-            blocks: of ``GenerateRequest.blocks``.
-        """
-        self._blocks.dropped(blocks)
-
-    def blocks_cleared(self) -> None:
-        """Say that the prompt cache is empty. On the loop."""
-        self._blocks.cleared()
 
     def load_report(self) -> LoadReport:
         """How this worker is doing now."""
