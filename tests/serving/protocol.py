@@ -51,11 +51,17 @@ class Call:
 
 
 def generate(
-    ref: Any, *, api: str = "chat.completions", window: int = WINDOW, deadline: float | None = None, **body: Any
+    ref: Any,
+    *,
+    api: str = "chat.completions",
+    window: int = WINDOW,
+    deadline: float | None = None,
+    whole: bool = False,
+    **body: Any,
 ) -> Call:
     if api == "chat.completions":
         body.setdefault("messages", [{"role": "user", "content": "hello"}])
-    head = _core.encode_request("generate", api=api, request_id="r1", deadline=deadline)
+    head = _core.encode_request("generate", api=api, request_id="r1", deadline=deadline, whole=whole)
     return Call(ref, head, json.dumps(body).encode(), window=window)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
+from pulsing import _core
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._request import GenerateRequest
 
@@ -28,6 +30,71 @@ def refused(body: Any, api: str = "chat.completions") -> RequestError:
     assert caught.value.status == 400
     assert len(caught.value.message) <= 1024
     return caught.value
+
+
+_TEXTS = [
+    "",
+    "hi",
+    "é \u2028 日本 \U0001f600",
+    'a "quoted" \\ back\nslash \t / \x7f',
+    "x" * 200,
+    "x" * 70 + '"' + "y" * 70,
+]
+_SCALARS = [*_TEXTS, True, False, None, 0, -1, 7, 10**17, 10**18, -(10**30), 0.5, -1e-7, 1e300, 12345678.125]
+
+
+def _random_value(dice: random.Random, depth: int) -> Any:
+    kind = dice.randrange(4) if depth < 4 else 0
+    if kind == 1:
+        return [_random_value(dice, depth + 1) for _ in range(dice.randrange(4))]
+    if kind == 2:
+        return {dice.choice(["a", "b", "role", "é"]): _random_value(dice, depth + 1) for _ in range(dice.randrange(4))}
+    return dice.choice(_SCALARS)
+
+
+class TestReadJson:
+    def test_whatever_is_read_is_what_json_makes_of_it(self) -> None:
+        dice = random.Random(5)
+        taken = 0
+        for turn in range(4000):
+            value = {"k": _random_value(dice, 0), "messages": _random_value(dice, 0)}
+            separators = (",", ":") if turn % 2 else (" , ", "\n:\t")
+            text = json.dumps(value, separators=separators, ensure_ascii=bool(turn % 3)).encode()
+            if turn % 4 == 0:
+                at = dice.randrange(len(text))
+                text = text[:at] + dice.choice([b'"', b"\\", b"{", b"]", b"0", b"\n", b"\xff", b""]) + text[at + 1 :]
+            read = _core.read_json(text)
+            if read is not None:
+                taken += 1
+                # Types too, which == does not tell: 1, 1.0 and True.
+                assert repr(read) == repr(json.loads(text)), text
+        assert taken > 1500
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b"[]",
+            b'"x"',
+            b"",
+            b"{",
+            b'{"a":1}x',
+            b'{"a":NaN}',
+            b'{"a":12345678901234567890}',
+            b'{"a":"\\ud800"}',
+            b'{"a":"\x01"}',
+            b'{"a":"\xff"}',
+            b'{"\\u0061":1}',
+            b"\xef\xbb\xbf{}",
+            '{"a":1}'.encode("utf-16"),
+            b'{"a":' + b"[" * 100_000,
+        ],
+    )
+    def test_what_json_has_to_look_at_is_left_to_it(self, text: bytes) -> None:
+        assert _core.read_json(text) is None
+
+    def test_later_members_of_a_name_count_and_numbers_keep_their_kind(self) -> None:
+        read = _core.read_json(b'{"a":1,"b":-0,"a":1.0,"c":1e999,"d":1E2}')
+        assert repr(read) == "{'a': 1.0, 'b': 0, 'c': inf, 'd': 100.0}"
 
 
 class TestBody:

@@ -17,6 +17,7 @@ from models import tiny_gpt2
 from pulsing import _core
 from pulsing.core import Message, actor_system
 from pulsing.exceptions import PulsingActorError
+from pulsing.serving import worker as worker_module
 from pulsing.serving.transformers import TransformersWorker
 from pulsing.serving.worker import Delta, GenerateRequest, RequestError, Usage, Worker
 
@@ -118,6 +119,36 @@ class TestAnswers:
                 (0, "b", None),
                 (0, "", "stop"),
             ]
+
+        run(scenario)
+
+    @pytest.mark.parametrize(("gather", "messages"), [(60.0, [3]), (0.0, [2, 1])])
+    def test_s2_an_answer_that_nobody_sees_before_it_is_whole_is_one_message_if_it_comes_soon(
+        self, gather: float, messages: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Three(Worker):
+            async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+                yield Delta("a")
+                yield Delta("b")
+                if request.temperature == 2:
+                    raise RequestError(422, "too hot")
+
+        monkeypatch.setattr(worker_module, "_GATHER", gather)
+
+        async def scenario(system: Any) -> None:
+            worker = Three()
+            ref = await system.spawn(worker)
+            await ready(worker)
+            items = [_core.decode_deltas(item) async for item in protocol.generate(ref, whole=True)]
+            assert [len(item) for item in items] == messages
+            assert "".join(delta.text for item in items for delta in item) == "ab"
+            assert items[-1][-1].finish_reason == "stop"
+            assert worker.load_report().processed == 1
+            # Who wants a stream gets it piece by piece, however soon they come.
+            assert [len(_core.decode_deltas(item)) async for item in protocol.generate(ref)] == [1, 1, 1]
+            with pytest.raises(PulsingActorError) as caught:
+                [item async for item in protocol.generate(ref, whole=True, temperature=2)]
+            assert http_error(caught.value)[0] == 422
 
         run(scenario)
 

@@ -21,7 +21,7 @@ pub struct Request {
 /// The questions.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Kind {
-    /// Answered by a stream of [`Deltas`].
+    /// Answered by a stream of [`Deltas`], or by one of them where it is to be [`whole`](Generate::whole).
     #[prost(message, tag = "2")]
     Generate(Generate),
     /// Answered by a stream of [`LoadReport`] that ends with the worker.
@@ -59,6 +59,9 @@ pub struct Generate {
     /// Opaque prefill/decode state.
     #[prost(bytes = "bytes", tag = "7")]
     pub handoff: Bytes,
+    /// Nobody sees any of the answer before all of it is there: one [`Deltas`] may answer in place of the stream.
+    #[prost(bool, tag = "8")]
+    pub whole: bool,
 }
 
 /// Something with one short answer; the JSON body travels beside this message.

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::{CHAT, Client, FakeCluster, STREAM, answer, done, get, hello, post, send, text, until};
+use pulsing_gateway::protocol::{self, Deltas};
 use serde_json::json;
 
 #[tokio::test]
@@ -32,6 +33,35 @@ async fn a_chat_is_answered_whole_and_the_body_travels_untouched() {
         ("chat.completions", response.headers["x-request-id"].as_str())
     );
     assert!(generate.deadline_ms > 500_000);
+}
+
+#[tokio::test]
+async fn s2_one_message_answers_for_a_stream_where_nobody_sees_a_part_and_nowhere_else() {
+    let cluster = FakeCluster::new();
+    let (told, mut wholes) = tokio::sync::mpsc::unbounded_channel();
+    let worker = cluster.worker(move |ask| {
+        told.send(ask.generate.whole).unwrap();
+        async move {
+            let deltas = vec![text("Hé"), text(" you"), done("stop")];
+            ask.responder.value(protocol::payload(&Deltas { deltas }, None));
+        }
+    });
+    let gateway = cluster.gateway(|_| {}).await;
+    let response = post(&gateway, "/v1/chat/completions", CHAT).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    let value = response.json();
+    assert_eq!(value["choices"][0]["message"]["content"], "Hé you");
+    assert_eq!((&value["choices"][0]["finish_reason"], &value["usage"]["total_tokens"]), (&json!("stop"), &json!(5)));
+    let prompts = r#"{"model":"alias","prompt":["a","b"]}"#;
+    let value = post(&gateway, "/v1/completions", prompts).await.json();
+    let texts: Vec<_> = value["choices"].as_array().unwrap().iter().map(|choice| &choice["text"]).collect();
+    assert_eq!(texts, ["Hé you", "Hé you"], "{value}");
+    until("the leases are given back", || worker.active.load(Ordering::SeqCst) == 0).await;
+    // Who wants a stream has not said that it may be one message.
+    assert_eq!(post(&gateway, "/v1/chat/completions", STREAM).await.status, 502);
+    for whole in [true, true, true, false] {
+        assert_eq!(wholes.recv().await, Some(whole));
+    }
 }
 
 #[tokio::test]

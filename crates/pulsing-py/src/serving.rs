@@ -1,6 +1,7 @@
 //! Serving: the worker protocol's messages as frozen classes, and the Router's gateway.
 
 mod gateway;
+mod json;
 mod messages;
 mod spans;
 
@@ -16,6 +17,7 @@ pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<gateway::Gateway>()?;
     m.add_class::<gateway::WorkerPicker>()?;
     m.add_class::<spans::Tracer>()?;
+    m.add_function(wrap_pyfunction!(json::read_json, m)?)?;
     m.add_function(wrap_pyfunction!(messages::encode_deltas, m)?)?;
     m.add_function(wrap_pyfunction!(messages::encode_answer, m)?)?;
     m.add_function(wrap_pyfunction!(messages::prompt_blocks, m)?)?;

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, cast
 
+from pulsing._core import read_json
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._messages import parse_messages, text_of
 
@@ -75,7 +76,8 @@ _READ = frozenset(_FEATURES) | {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Without slots: what a request does not say is then no attribute of its own, see `from_body`.
+@dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
     """What a client wants generated. ``None`` means: not given, the engine's default counts."""
 
@@ -179,18 +181,23 @@ class GenerateRequest:
         """
         fields = parse_json(body)
         if api == "chat.completions" and _READ.isdisjoint(fields):
-            return cls(
-                api="chat.completions",
+            # As its constructor would make it, which takes as long as all the rest: it sets each default anew.
+            request = object.__new__(cls)
+            request.__dict__.update(
+                api=api,
                 request_id=request_id,
                 deadline=deadline,
                 body=fields,
                 messages=parse_messages(fields.get("messages")),
+                logit_bias={},
+                template_args={},
                 continue_text=continue_text,
                 continue_tokens=continue_tokens,
                 handoff=handoff,
                 blocks=blocks,
                 prompt_bytes=prompt_bytes,
             )
+            return request
         read = _Fields(fields)
         parsed: dict[str, Any] = {}
         least = 1 if api == "chat.completions" else 0
@@ -273,22 +280,18 @@ def _refuse(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON number")
 
 
-# `json.loads` makes one for each text that is to be read in any way but its own.
-_JSON = json.JSONDecoder(parse_constant=_refuse)
-
-
 def parse_json(body: bytes | memoryview) -> dict[str, Any]:
     """The JSON object of a body.
 
     Raises:
         RequestError: 400; it is none.
     """
-
     data = bytes(body)
+    # What is not plainly in order is read by the one that has the words for what is wrong with it.
+    if (plain := read_json(data)) is not None:
+        return plain
     try:
-        # Other encodings show in the first bytes, and looking for them costs as much as the rest.
-        plain = data[:1] == b"{" and data[1:2] != b"\0"
-        parsed = _JSON.decode(data.decode("utf-8" if plain else json.detect_encoding(data), "surrogatepass"))
+        parsed = json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise RequestError(
             400, f"the request body is not valid JSON: {str(error)[:200]}", code="invalid_json"

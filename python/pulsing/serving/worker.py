@@ -69,6 +69,10 @@ _log = logging.getLogger("pulsing.serving")
 _HEARTBEAT = 0.2
 # Load changes with every request; between two reports at least this long, or a fast engine reports more than it works.
 _REPORT_GAP = 0.01
+# Of an answer that nobody sees before it is whole, so many seconds and deltas are kept back to be sent as one message.
+# A Router learns from the first one how long its worker takes to begin: what is kept back for longer would mislead it.
+_GATHER = 0.025
+_GATHERED = 256
 # The runtime gives an actor's on_stop 60 s; closing the engine needs some of it.
 _DRAIN_LIMIT = 50
 
@@ -524,7 +528,8 @@ class Worker(TellsBlocks, Actor):
             prompt_bytes=prompt_bytes,
         )
         self._check(request)
-        return lambda: self._stream(call, request)
+        gathered: list[Delta] | None = [] if wire.whole else None
+        return lambda: self._stream(call, request, gathered)
 
     def _check(self, request: GenerateRequest) -> None:
         if not request.needs <= self.supports:
@@ -607,27 +612,45 @@ class Worker(TellsBlocks, Actor):
                 503, f"{self.model} could not be loaded: {self._detail}", code="worker_failed"
             ) from error
 
-    async def _stream(self, call: InboundCall, request: GenerateRequest) -> bytes | None:
+    async def _stream(self, call: InboundCall, request: GenerateRequest, gathered: list[Delta] | None) -> bytes | None:
+        """Streams the answer; one that comes soon is given back instead, where there is something to gather it in."""
         open_choices = set(range(request.choices))
         # `generate` is annotated wider than it is, so that engines may write either; a generator is what they write.
         generated = cast("AsyncGenerator[Delta, None]", self.generate(request))
+        until = 0.0
         try:
             async for delta in generated:
                 if delta.finish_reason is not None:
                     open_choices.discard(delta.index)
-                item = encode_deltas([delta])
-                if not call.try_send(item):
-                    self._held += 1
-                    try:
-                        await call.send(item)
-                    finally:
-                        self._held -= 1
-                self._last_token = time.monotonic()
+                self._last_token = now = time.monotonic()
+                if gathered is None:
+                    item = encode_deltas([delta])
+                    if not call.try_send(item):
+                        await self._send(call, item)
+                    continue
+                gathered.append(delta)
+                if len(gathered) == 1:
+                    until = now + _GATHER
+                elif now > until or len(gathered) >= _GATHERED:
+                    await self._send(call, encode_deltas(gathered))
+                    gathered = None
         finally:
             await generated.aclose()
-        if open_choices:
-            await call.send(encode_deltas([Delta(index=index, finish_reason="stop") for index in sorted(open_choices)]))
+        ends = [Delta(index=index, finish_reason="stop") for index in sorted(open_choices)]
+        if gathered is not None:
+            return encode_deltas([*gathered, *ends])
+        if ends:
+            await self._send(call, encode_deltas(ends))
         return None
+
+    async def _send(self, call: InboundCall, item: bytes) -> None:
+        """Sends one stream item, waiting for credit."""
+        self._held += 1
+        try:
+            await call.send(item)
+        finally:
+            self._held -= 1
+            self._last_token = time.monotonic()
 
 
 async def _given(value: Any) -> Any:

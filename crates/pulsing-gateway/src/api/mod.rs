@@ -17,6 +17,7 @@ pub use error::ApiError;
 pub use question::Question;
 pub use request::{Api, Parsed, Resume, parse};
 pub use responses::{ResponseAnswer, ResponseWriter, Translated, translate};
+pub use scan::{Build, build};
 pub use stream::StreamWriter;
 pub use writer::{Collector, Writer};
 

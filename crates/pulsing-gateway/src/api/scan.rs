@@ -27,6 +27,29 @@ pub(super) fn elements(text: &str) -> Option<Vec<&str>> {
     (scan.at == scan.bytes.len()).then_some(found)
 }
 
+/// What a JSON text is made into. `None` of any part is `None` of the whole.
+pub trait Build {
+    /// Any value.
+    type Value;
+    /// An object, its members in order.
+    fn object(&mut self, members: Vec<(&str, Self::Value)>) -> Option<Self::Value>;
+    /// An array.
+    fn array(&mut self, elements: Vec<Self::Value>) -> Option<Self::Value>;
+    /// A string, its escapes undone.
+    fn string(&mut self, text: &str) -> Option<Self::Value>;
+    /// Anything else, as it is written: a number, `true`, `false`, `null`.
+    fn other(&mut self, text: &str) -> Option<Self::Value>;
+}
+
+/// Reads an object in one pass. `None`: it is none, or it is not plainly in order (keys with escapes, 64 levels).
+pub fn build<B: Build>(text: &str, builder: &mut B) -> Option<B::Value> {
+    let mut scan = Scan { text, bytes: text.as_bytes(), at: 0 };
+    scan.space();
+    let value = (scan.peek()? == b'{').then(|| scan.built(0, builder)).flatten()?;
+    scan.space();
+    (scan.at == scan.bytes.len()).then_some(value)
+}
+
 struct Scan<'a> {
     text: &'a str,
     bytes: &'a [u8],
@@ -106,6 +129,71 @@ impl<'a> Scan<'a> {
             _ => self.number(),
         }
     }
+    fn built<B: Build>(&mut self, depth: u32, builder: &mut B) -> Option<B::Value> {
+        if depth >= MAX_DEPTH {
+            return None;
+        }
+        let begin = self.at;
+        match self.peek()? {
+            b'{' => {
+                let members = self.built_members(depth + 1, builder)?;
+                builder.object(members)
+            }
+            b'[' => {
+                let elements = self.built_elements(depth + 1, builder)?;
+                builder.array(elements)
+            }
+            b'"' => match self.string()? {
+                false => builder.string(&self.text[begin + 1..self.at - 1]),
+                true => builder.string(&serde_json::from_str::<String>(&self.text[begin..self.at]).ok()?),
+            },
+            _ => {
+                self.value(depth)?;
+                builder.other(&self.text[begin..self.at])
+            }
+        }
+    }
+    fn built_members<B: Build>(&mut self, depth: u32, builder: &mut B) -> Option<Vec<(&'a str, B::Value)>> {
+        self.take(b'{')?;
+        self.space();
+        let mut members = Vec::new();
+        if self.take(b'}').is_some() {
+            return Some(members);
+        }
+        loop {
+            self.space();
+            let key = self.at + 1;
+            if self.string()? {
+                return None;
+            }
+            let key = &self.text[key..self.at - 1];
+            self.space();
+            self.take(b':')?;
+            self.space();
+            members.push((key, self.built(depth, builder)?));
+            self.space();
+            if self.take(b',').is_none() {
+                return self.take(b'}').map(|()| members);
+            }
+        }
+    }
+    fn built_elements<B: Build>(&mut self, depth: u32, builder: &mut B) -> Option<Vec<B::Value>> {
+        self.take(b'[')?;
+        self.space();
+        let mut elements = Vec::new();
+        if self.take(b']').is_some() {
+            return Some(elements);
+        }
+        loop {
+            self.space();
+            elements.push(self.built(depth, builder)?);
+            self.space();
+            if self.take(b',').is_none() {
+                return self.take(b']').map(|()| elements);
+            }
+        }
+    }
+
     // Of their own type, or the compiler would make a function for every depth.
     fn nested_members(&mut self, depth: u32) -> Option<()> {
         self.members(depth, &mut |_, _| ())
@@ -274,6 +362,46 @@ mod tests {
         assert!(taken > 1000, "{taken}");
     }
 
+    /// Makes what serde_json makes.
+    struct Values;
+
+    impl Build for Values {
+        type Value = serde_json::Value;
+        fn object(&mut self, members: Vec<(&str, serde_json::Value)>) -> Option<serde_json::Value> {
+            Some(members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+        }
+        fn array(&mut self, elements: Vec<serde_json::Value>) -> Option<serde_json::Value> {
+            Some(elements.into())
+        }
+        fn string(&mut self, text: &str) -> Option<serde_json::Value> {
+            Some(text.into())
+        }
+        fn other(&mut self, text: &str) -> Option<serde_json::Value> {
+            serde_json::from_str(text).ok()
+        }
+    }
+
+    #[test]
+    fn whatever_is_built_is_what_serde_json_makes_of_it() {
+        assert_eq!(build(SAMPLE, &mut Values), serde_json::from_str(SAMPLE).ok());
+        let mut dice = rand::rngs::StdRng::seed_from_u64(8);
+        let mut taken = 0;
+        for _ in 0..30_000 {
+            let mut bytes = SAMPLE.as_bytes().to_vec();
+            let at = dice.random_range(0..bytes.len());
+            bytes[at] = NOISE[dice.random_range(0..NOISE.len())];
+            let Ok(text) = String::from_utf8(bytes) else { continue };
+            if let Some(value) = build(&text, &mut Values) {
+                taken += 1;
+                assert_eq!(Some(value), serde_json::from_str(&text).ok(), "{text}");
+            }
+        }
+        assert!(taken > 1000, "{taken}");
+        for other in ["", "[]", "1", "{", "{}x", r#"{"\u0061":1}"#] {
+            assert_eq!(build(other, &mut Values), None, "{other}");
+        }
+    }
+
     #[test]
     fn the_end_of_plain_text_is_found_wherever_it_lies() {
         for length in 0..200 {
@@ -302,5 +430,6 @@ mod tests {
     fn what_is_deeper_than_any_request_is_left_to_serde_json() {
         let deep = format!("{{\"a\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
         assert_eq!(pairs(&deep), None);
+        assert_eq!(build(&deep, &mut Values), None);
     }
 }

@@ -14,9 +14,10 @@ use crate::cluster::BoxFuture;
 use crate::pool::{Lease, Worker};
 use crate::protocol::{self, Deltas, Generate, Kind, Request};
 
-/// A Worker's stream that has begun.
+/// A Worker's answer that has begun.
 pub(super) struct Upstream {
-    pub(super) stream: ItemStream,
+    /// What follows; `None`: all of it is here.
+    pub(super) stream: Option<ItemStream>,
     pub(super) first: Option<Deltas>,
     pub(super) lease: Lease,
     /// Tokens that the client had before.
@@ -72,6 +73,7 @@ impl Placement {
         let had = task.resume.as_ref().map_or(0, |resume| resume.tokens());
         let (body, past) = (task.body.clone(), task.past);
         let again = match (job.stream, task.resume.take()) {
+            _ if stream.is_none() => None,
             (false, _) => Some(Again { body, past, resume: None, gone }),
             (true, Some(resume)) => Some(Again { body, past, resume: Some(resume), gone }),
             // From here on only those will do that can go on with it.
@@ -84,8 +86,8 @@ impl Placement {
         Ok(Upstream { stream, first: Some(first), lease, had, again })
     }
 
-    /// Calls the Worker and waits for the first piece.
-    async fn begin(&self, worker: &Worker, job: &Job, task: &Task) -> Result<(ItemStream, Deltas), Failure> {
+    /// Calls the Worker and waits for the first piece; without a stream behind it, it is the only one.
+    async fn begin(&self, worker: &Worker, job: &Job, task: &Task) -> Result<(Option<ItemStream>, Deltas), Failure> {
         let left = job.deadline.saturating_duration_since(Instant::now());
         let trace = job.trace();
         let mut generate = Generate {
@@ -94,6 +96,7 @@ impl Placement {
             deadline_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1),
             traceparent: trace.clone().unwrap_or_default(),
             handoff: job.handoff.clone(),
+            whole: !job.stream,
             ..Generate::default()
         };
         if let Some(resume) = &task.resume {
@@ -105,10 +108,13 @@ impl Placement {
         let reply = self.cluster.call(worker.target(), payload, options).await;
         let mut stream = match reply.map_err(|error| self.classify(error))? {
             Reply::Stream(stream) => stream,
+            Reply::Value(value) if !job.stream => {
+                return Ok((None, protocol::decode::<Deltas>(&value).map_err(|error| broken(&error))?));
+            }
             Reply::Value(_) => return Err(broken("the worker answered with a value where a stream was due")),
         };
         match stream.next().await {
-            Some(Ok(item)) => Ok((stream, protocol::decode::<Deltas>(&item).map_err(|error| broken(&error))?)),
+            Some(Ok(item)) => Ok((Some(stream), protocol::decode::<Deltas>(&item).map_err(|error| broken(&error))?)),
             Some(Err(error)) => Err(self.classify(error)),
             None => Err(broken("the worker ended without an answer")),
         }

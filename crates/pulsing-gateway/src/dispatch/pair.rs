@@ -222,7 +222,8 @@ impl Placement {
                     if let Some(last) = deltas.into_iter().rev().find(|delta| !delta.handoff.is_empty()) {
                         handoff = last.handoff;
                     }
-                    next = match upstream.stream.next().await {
+                    let Some(stream) = &mut upstream.stream else { break };
+                    next = match stream.next().await {
                         None => None,
                         Some(Ok(item)) => Some(protocol::decode(&item).map_err(|error| broken(&error))?),
                         Some(Err(error)) => return Err(self.classify(error)),

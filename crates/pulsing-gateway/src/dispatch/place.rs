@@ -105,7 +105,8 @@ impl Placement {
             let attempt = match (worker.endpoint(), &decoder) {
                 (None, _) if task.takers == Takers::Undivided => return Ok(Placed::Divide),
                 (_, Some(decoder)) => {
-                    let attempt = self.attempt_pair(&worker, decoder, &job, &mut task, trial).await;
+                    // As large as all the others together, and seldom needed.
+                    let attempt = Box::pin(self.attempt_pair(&worker, decoder, &job, &mut task, trial)).await;
                     attempt.map_err(|(failure, which)| {
                         tried = which;
                         failure

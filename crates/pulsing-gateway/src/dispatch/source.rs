@@ -176,7 +176,11 @@ impl Sub {
                     if let Some(first) = upstream.first.take() {
                         return piece(Piece::Deltas(upstream.note(first)));
                     }
-                    return match upstream.stream.poll_next(cx) {
+                    let Some(stream) = &mut upstream.stream else {
+                        *self = Self::Done;
+                        return Poll::Ready(None);
+                    };
+                    return match stream.poll_next(cx) {
                         Poll::Pending => match upstream.poll_gone(cx) {
                             Poll::Pending => Poll::Pending,
                             Poll::Ready(again) => {

@@ -149,7 +149,8 @@ impl Endpoint {
     }
 
     async fn dial(&self) -> io::Result<Wire> {
-        Ok(Wire::new(self.target.dial(DIAL).await?))
+        // Seldom needed, and large: every request would carry the room for it.
+        Ok(Wire::new(Box::pin(self.target.dial(DIAL)).await?))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Sockets and connections.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::pin;
@@ -21,6 +22,7 @@ use super::drain::Traffic;
 use super::peer::Peer;
 use super::record::{Record, Recorded};
 use super::socket::{Socket, Tcp};
+use super::steady::Steady;
 use super::{Core, respond, routes};
 use crate::config::GatewayError;
 use crate::metrics::Route;
@@ -183,8 +185,9 @@ where
         }
     });
     let mut served = pin!(builder.serve_connection(TokioIo::new(socket), service));
+    let steady = Steady::new();
     let ended = tokio::select! {
-        ended = served.as_mut() => ended,
+        ended = poll_fn(|cx| steady.poll(cx, served.as_mut())) => ended,
         () = closed(&mut closing) => {
             let patience = *grace.borrow();
             tokio::select! {

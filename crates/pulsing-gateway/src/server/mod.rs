@@ -11,6 +11,7 @@ mod record;
 mod respond;
 mod routes;
 mod socket;
+mod steady;
 mod tls;
 mod track;
 

@@ -418,17 +418,18 @@ async fn run(
     });
     let choices = parsed.bodies.len() as u32 * parsed.n;
     let bodies = std::mem::take(&mut parsed.bodies);
-    let mut job = job(core, head.headers, request_id, &mut parsed, &model, tracker);
+    let mut job = job(core, head.headers, request_id, &mut parsed, model, tracker);
     job.pick = pick.map(|text| pick_request(&job.headers, text));
     (job.native, job.prefix) = (native, prefix);
     job.batch = if job.api == Api::Chat { parsed.n as usize } else { bodies.len() };
     let job = Arc::new(job);
-    let envelope = Envelope { api, id: answer_id(api), created: unix_now(), model, choices };
+    // An engine's own answer needs none.
+    let envelope = || Envelope { api, id: answer_id(api), created: unix_now(), model: job.model.clone(), choices };
     let mut source = Source::new(&core.placement, &job, body, bodies, parsed.n);
     let late = || ApiError::deadline(config.request_timeout.as_secs_f64());
 
     if !parsed.stream {
-        let mut answer = Collector::new(envelope, translated.as_ref());
+        let mut answer = None;
         let collect = async {
             let mut begun = None;
             while let Some(piece) = source.next().await {
@@ -436,9 +437,14 @@ async fn run(
                     Piece::Deltas(deltas) => {
                         begun.get_or_insert_with(Instant::now);
                         tracker.first_token();
+                        let answer = answer.get_or_insert_with(|| Collector::new(envelope(), translated.as_ref()));
                         deltas.deltas.iter().try_for_each(|delta| answer.push(delta))?;
                     }
-                    Piece::Again(choices) => answer.begin_again(choices),
+                    Piece::Again(choices) => {
+                        if let Some(answer) = &mut answer {
+                            answer.begin_again(choices);
+                        }
+                    }
                     Piece::Whole(whole) => return Ok(Some(whole)),
                     Piece::Events(..) | Piece::Complete(_) => {
                         return Err(ApiError::worker_fault("the engine streams where no stream was asked for"));
@@ -454,6 +460,7 @@ async fn run(
         if let Some(whole) = whole {
             return Ok(pass(*whole, tracker));
         }
+        let answer = answer.unwrap_or_else(|| Collector::new(envelope(), translated.as_ref()));
         let usage = answer.usage();
         let body = answer.finish()?;
         tracker.complete(usage);
@@ -475,7 +482,7 @@ async fn run(
         Err(_) if Instant::now() >= deadline => return Err(late()),
         Err(_) => None,
     };
-    let writer = Writer::new(&envelope, parsed.include_usage, translated.as_ref());
+    let writer = Writer::new(&envelope(), parsed.include_usage, translated.as_ref());
     let (ping, limit) = (config.ping_interval, config.request_timeout);
     let head = match &mut first {
         Some(Piece::Events(_, head)) => head.take(),
@@ -497,7 +504,7 @@ fn job(
     headers: HeaderMap,
     request_id: &HeaderValue,
     parsed: &mut Parsed,
-    model: &str,
+    model: String,
     tracker: &Tracker,
 ) -> Job {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).filter(|value| !value.is_empty());
@@ -507,7 +514,7 @@ fn job(
         // Workers are asked for the chat that a response was made into.
         api: if parsed.api == Api::Responses { Api::Chat } else { parsed.api },
         native: None,
-        model: model.to_owned(),
+        model,
         names_model: parsed.model.is_some(),
         model_at: parsed.model_at.take(),
         stream: parsed.stream,

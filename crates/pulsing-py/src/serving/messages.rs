@@ -88,6 +88,10 @@ impl WorkerRequest {
     fn handoff<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.generate.handoff)
     }
+    #[getter]
+    fn whole(&self) -> bool {
+        self.generate.whole
+    }
     fn __repr__(&self) -> String {
         format!("<WorkerRequest {} {} {}>", self.kind, self.generate.api, self.generate.request_id)
     }
@@ -95,7 +99,7 @@ impl WorkerRequest {
 
 /// The head of a request, for tests and for engines that forward to other workers.
 #[pyfunction]
-#[pyo3(signature = (kind, *, api = String::new(), request_id = String::new(), deadline = None, traceparent = String::new(), continue_text = String::new(), continue_tokens = Vec::new(), handoff = Vec::new(), blocks = false))]
+#[pyo3(signature = (kind, *, api = String::new(), request_id = String::new(), deadline = None, traceparent = String::new(), continue_text = String::new(), continue_tokens = Vec::new(), handoff = Vec::new(), whole = false, blocks = false))]
 pub(crate) fn encode_request<'py>(
     py: Python<'py>,
     kind: &str,
@@ -106,6 +110,7 @@ pub(crate) fn encode_request<'py>(
     continue_text: String,
     continue_tokens: Vec<u32>,
     handoff: Vec<u8>,
+    whole: bool,
     blocks: bool,
 ) -> PyResult<Bound<'py, PyBytes>> {
     // A float becomes an integer saturating: a negative deadline has passed, which 1 ms says.
@@ -120,6 +125,7 @@ pub(crate) fn encode_request<'py>(
             continue_text,
             continue_tokens,
             handoff: handoff.into(),
+            whole,
         }),
         "subscribe_load" => protocol::Kind::SubscribeLoad(protocol::SubscribeLoad { blocks }),
         "describe" => protocol::Kind::Describe(protocol::Describe {}),
