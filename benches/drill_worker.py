@@ -14,13 +14,14 @@ class DrillWorker(Worker):
 
     Args:
         tally_port: Where ``GET /mock`` is answered with what was served.
+        places: Requests that it takes at once.
     """
 
     supports = Worker.supports
     continues = "greedy"
 
-    def __init__(self, tally_port: int) -> None:
-        super().__init__("mock", capacity=10_000, max_waiting=10_000)
+    def __init__(self, tally_port: int, places: int = 10_000) -> None:
+        super().__init__("mock", capacity=places, max_waiting=10_000)
         self.fingerprint = "mock"
         self.tally_port = tally_port
         self.tally = {"running": 0, "served": 0, "left": 0, "left_at": 0}

@@ -42,6 +42,13 @@ def told(result: Result) -> str:
         case "manners":
             failed = [what for what, passed in result["passed"].items() if not passed]
             return f"not: {', '.join(failed)}" if failed else "all four"
+        case "refused":
+            return f"{result['cpu_us']:.0f} us of CPU, {result['requests']:,.0f} refused, {result['served']} served"
+        case "fair":
+            alone, beside = result["alone_ms"], result["beside_ms"]
+            return (
+                f"{result['share']:.1f} times ({alone:.0f} ms alone, {beside:.0f} ms beside {result['flood']:,} of A)"
+            )
         case "aborts":
             mine = "" if result["in_flight"] is None else f"{result['in_flight']} in flight, "
             serves = "serves on" if result["serves"] else "does not serve"

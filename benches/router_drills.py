@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import router_drill_admission as admission
 import router_drill_faults as faults
 import router_drill_limits as limits
 import router_house as house
@@ -37,6 +38,7 @@ class Drill:
         run: Does it: where, of what kind, under which policy.
         every: Under every policy that the kind has; else under its last one.
         actors: Whether it says something of actor Workers.
+        only: The one kind that it says something of; none: all.
     """
 
     key: str
@@ -44,6 +46,7 @@ class Drill:
     run: Callable[[Range, Kind, str], Result]
     every: bool = False
     actors: bool = True
+    only: str = ""
 
 
 DRILLS = [
@@ -60,6 +63,8 @@ DRILLS = [
     Drill("prompts", "<= 64 MB", limits.prompts, actors=False),
     Drill("bits", "bit for bit", limits.bits, actors=False),
     Drill("manners", "all four", limits.manners, actors=False),
+    Drill("refused", "<= 20 us, none reaches a Worker", admission.refused, only="Pulsing, engines"),
+    Drill("fair", "<= 2 times (median of 40)", admission.fair, only="Pulsing, actors"),
     Drill("aborts", "in flight 0, descriptors given back, serves on", limits.aborts),
 ]
 
@@ -115,6 +120,8 @@ def main() -> None:
             if (only and drill.key not in only) or (kinds and kind.name not in kinds):
                 continue
             if (options.no_peers and kind.who != "pulsing") or (kind.workers == "actors" and not drill.actors):
+                continue
+            if drill.only not in ("", kind.name):
                 continue
             for policy in policies(drill, kind):
                 began = time.monotonic()

@@ -118,8 +118,10 @@ class Range:
         self.log = log
 
     @contextlib.contextmanager
-    def subject(self, kind: Kind, policy: str, workers: int = 2, *router: str) -> Iterator[Subject]:
-        """A router of this kind with so many Workers, all ready."""
+    def subject(
+        self, kind: Kind, policy: str, workers: int = 2, *router: str, places: int = 10_000
+    ) -> Iterator[Subject]:
+        """A router of this kind with so many Workers, all ready; an actor has so many places for requests."""
         with contextlib.ExitStack() as stack:
             ports = house.free_ports(workers)
             backends: list[Backend] = []
@@ -144,7 +146,8 @@ class Range:
                 if kind.workers == "actors":
                     for port in ports:
                         words = house.actor(self.python, "drill_worker.DrillWorker", "worker", ["--seeds", seed])
-                        backends.append(Backend([*words, "--tally_port", str(port)], port))
+                        words += ["--tally_port", str(port), "--places", str(places)]
+                        backends.append(Backend(words, port))
                         backends[-1].start(self.log)
                 house.wait_healthy(front.port, workers)
             else:

@@ -87,13 +87,11 @@ async def play(made: House, seed: int) -> tuple[Counter[str], Counter[str]]:
     async def again(client: Client) -> None:
         kind = "streamed" if client.stream else "unstreamed"
         while not over:
-            begun = time.monotonic()
             async with asyncio.timeout(60):
                 end = await client.ask()
-            door = client.door
             # A killed process says nothing: its clients see the connection break, which is an error to them, even
             # where they find out with their next request.
-            if end == "cut" and any(begun - 1 <= then for then in door.killed):
+            if end == "cut" and any(client.opened <= then for then in client.door.killed):
                 end = "cut by the kill of its router"
             ends[f"{kind} {end}"] += 1
         client.close()

@@ -237,6 +237,8 @@ class Client:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-length: {len(body)}\r\n"
         self.request = f"{head}content-type: application/json\r\n\r\n".encode() + body
         self.kept: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        # When the connection that it had last was opened, on `time.monotonic`'s clock.
+        self.opened = 0.0
 
     @property
     def door(self) -> Door:
@@ -249,6 +251,7 @@ class Client:
         self.close()
         for _ in range(600):
             # Reset before anything was sent is as good as refused.
+            self.opened = time.monotonic()
             with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):
                 self.kept = await asyncio.open_connection("127.0.0.1", self.door.port)
                 return self.kept

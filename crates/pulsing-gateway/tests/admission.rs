@@ -250,6 +250,68 @@ async fn s6_the_queue_is_exact_and_what_is_over_is_refused_with_a_time() {
     assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
 }
 
+/// Asks without sending the body; the status, and whether the body was wanted.
+async fn offer(gateway: &Gateway, headers: &str) -> (u16, bool) {
+    let mut client = Client::connect(gateway).await;
+    let head = format!("content-length: 50000000\r\nexpect: 100-continue\r\n{headers}");
+    client.write(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{head}\r\n").as_bytes()).await;
+    let (status, _) = tokio::time::timeout(Duration::from_secs(5), client.head()).await.unwrap();
+    (status, status == 100)
+}
+
+#[tokio::test]
+async fn s6_what_is_refused_is_refused_before_its_body_is_asked_for() {
+    let cluster = FakeCluster::new();
+    let (worker, go, _) = gated(&cluster, 1);
+    let keys = Keys::new("a:sk-a rps=0.001\nb:sk-b concurrency=1\nc:sk-c");
+    let key = |name: &str| format!("x-api-key: sk-{name}\r\n");
+    let gateway = cluster
+        .gateway(|config| {
+            (config.api_keys_file, config.metrics_open) = (Some(keys.0.clone()), true);
+            config.max_queue = 1;
+        })
+        .await;
+    assert_eq!(offer(&gateway, &key("a")).await, (100, true), "what is let in is asked for");
+    let mut clients = Vec::new();
+    // One runs, one more is there for when it ends, one waits.
+    for (count, name) in ["b", "c", "c"].into_iter().enumerate() {
+        let mut client = Client::connect(&gateway).await;
+        client.post_with("/v1/chat/completions", &key(name), CHAT).await;
+        clients.push(client);
+        if count < 2 {
+            until("the worker has it", || worker.asked() == count + 1).await;
+        } else {
+            queued(&gateway, 1).await;
+        }
+    }
+    let full = cluster.gateway(|config| config.max_requests = 1).await;
+    let mut holder = Client::connect(&full).await;
+    holder.post("/v1/chat/completions", CHAT).await;
+    let end = Instant::now() + Duration::from_secs(5);
+    while !get(&full, "/metrics").await.body.contains("pulsing_router_in_flight 1\n") {
+        assert!(Instant::now() < end, "it is not let in");
+    }
+    let asked = worker.asked();
+    for (what, gateway, headers, status) in [
+        ("over its rate", &gateway, key("a"), 429),
+        ("its places are taken", &gateway, key("b"), 429),
+        ("the queue is full", &gateway, key("c"), 503),
+        ("the house is full", &full, String::new(), 503),
+        ("no key", &gateway, String::new(), 401),
+    ] {
+        for _ in 0..3 {
+            assert_eq!(offer(gateway, &headers).await, (status, false), "{what}");
+        }
+        let metrics = get(gateway, "/metrics").await.body;
+        assert!(metrics.contains("pulsing_router_receiving 0\n"), "{what}: {metrics}");
+    }
+    assert_eq!(worker.asked(), asked, "no worker hears of it");
+    go.add_permits(4);
+    for client in clients.iter_mut().chain([&mut holder]) {
+        assert_eq!(client.response(true).await.status, 200);
+    }
+}
+
 #[tokio::test]
 async fn s6_one_keys_flood_does_not_hold_up_another_key() {
     let cluster = FakeCluster::new();
