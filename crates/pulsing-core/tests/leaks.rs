@@ -25,6 +25,17 @@ fn alive() -> i64 {
     stats.allocations as i64 - stats.deallocations as i64
 }
 
+/// Bytes in them.
+fn held() -> i64 {
+    let stats = ALLOCATOR.stats();
+    stats.bytes_allocated as i64 - stats.bytes_deallocated as i64
+}
+
+/// Actors that have ended on a node, a quarter of them with a name: more than it remembers of either.
+const PAST: usize = 4500;
+/// Bytes that the past of two nodes may take in both.
+const PAST_HELD: i64 = 800_000;
+
 /// Answers as it is asked to.
 struct Any;
 
@@ -138,6 +149,30 @@ impl Scene {
     }
 }
 
+/// Gives both nodes a past.
+async fn past(scene: &Scene, times: usize) {
+    for node in [&scene.here, &scene.there] {
+        for number in 0..times {
+            let spec = if number % 4 == 0 { named(&format!("past-{number}")) } else { ActorSpec::default() };
+            node.spawn(Echo, spec).await.unwrap().end(Ending::stop()).await.unwrap();
+        }
+    }
+    let gone = |node: &System| node.instances(&format!("past-{}", (times - 1) / 4 * 4)).is_empty();
+    eventually("the names are gone", Duration::from_secs(10), || gone(&scene.here) && gone(&scene.there)).await;
+}
+
+/// What nodes remember fills up to a bound, and stays there.
+async fn remembers_so_much(scene: &Scene) {
+    // What connections need is there.
+    past(scene, 100).await;
+    let before = held();
+    past(scene, PAST).await;
+    let full = held();
+    assert!(full - before < PAST_HELD, "a past takes {} bytes", full - before);
+    past(scene, PAST).await;
+    eventually("no more is held", Duration::from_secs(10), || held() - full < PAST_HELD / 8).await;
+}
+
 /// Runs `kind` until what it allocates stays the same, then twice as often.
 async fn settles(scene: &Scene, kind: &str, from: &System) {
     let mut before = alive();
@@ -188,6 +223,7 @@ async fn what_has_ended_leaves_no_allocation_behind() {
     let actor = here.spawn(Any, named("any")).await.unwrap();
     there.resolve("any", None, Duration::from_secs(5)).await.unwrap();
     let scene = Scene { here, there, actor };
+    remembers_so_much(&scene).await;
     for kind in KINDS {
         for from in [&scene.here, &scene.there] {
             settles(&scene, kind, from).await;
