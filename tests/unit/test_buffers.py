@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import pickle
+import sys
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,7 +15,9 @@ import pytest
 from runtime_util import cluster, eventually, local_system, run
 
 import pulsing as pul
+from pulsing import _core
 from pulsing.core import ActorProxy
+from pulsing.core._bridge import bridge_of
 from pulsing.core._pickle import copied, dumps, loads
 
 LARGE = 100_000
@@ -266,3 +271,38 @@ def resizable(block: bytearray) -> bool:
         return False
     del block[-1]
     return True
+
+
+def test_r12_other_threads_run_while_large_writable_memory_is_copied() -> None:
+    async def main() -> None:
+        async with local_system() as system:
+            bridge = bridge_of(asyncio.get_running_loop()).core
+            nobody = pul.ActorId.generate().raw
+            memory = bytearray(64 << 20)
+
+            def another_ran() -> bool:
+                gate = threading.Lock()
+                ran: list[bool] = []
+
+                def pass_gate() -> None:
+                    with gate:
+                        ran.append(True)
+
+                with gate:
+                    thread = threading.Thread(target=pass_gate)
+                    thread.start()
+                with contextlib.suppress(_core.CoreError):
+                    system.core.tell(bridge, system.node_id.raw, nobody, 1, b"", [memory], None, None, False)
+                meanwhile = bool(ran)
+                thread.join()
+                return meanwhile
+
+            # Nobody gets the interpreter whom it is not given.
+            before = sys.getswitchinterval()
+            sys.setswitchinterval(1000.0)
+            try:
+                await eventually("another thread ran", another_ran)
+            finally:
+                sys.setswitchinterval(before)
+
+    run(main())

@@ -22,6 +22,10 @@ const LEND_FROM: usize = 64 * 1024;
 /// From here on a copy is worth an advice to the system, in bytes: two of its large pages.
 const LARGE_PAGES_FROM: usize = 4 << 20;
 
+/// From here on other threads may run Python meanwhile, in bytes: some milliseconds of copying. To get the interpreter back
+/// from a thread that computes takes as long.
+const DETACHED_FROM: usize = 16 << 20;
+
 /// What the network has finished with, to be released on a Python thread.
 static GRAVEYARD: Mutex<Vec<PyBuffer<u8>>> = Mutex::new(Vec::new());
 /// The queues whose loops may release it.
@@ -119,8 +123,14 @@ fn copy(py: Python<'_>, export: &PyBuffer<u8>) -> PyResult<Vec<u8>> {
     }
     let mut out = Vec::with_capacity(len);
     use_large_pages(&mut out);
-    // SAFETY: the export is contiguous and keeps its memory where it is; we are attached, so no Python code writes to it.
-    out.extend_from_slice(unsafe { std::slice::from_raw_parts(export.buf_ptr().cast(), len) });
+    // SAFETY: the export is contiguous and keeps its memory where it is. Its owner's loop stands still while we copy; an
+    // owner that has other threads write to it (docs/guides/data.md) sends bytes of both states.
+    let source: &[u8] = unsafe { std::slice::from_raw_parts(export.buf_ptr().cast(), len) };
+    if len < DETACHED_FROM {
+        out.extend_from_slice(source);
+    } else {
+        py.detach(|| out.extend_from_slice(source));
+    }
     Ok(out)
 }
 
