@@ -138,6 +138,10 @@ class Network:
         """What goes before a command that is to run on a host; the process it becomes is the command's own."""
         return ["ip", "netns", "exec", self._name(host)]
 
+    def run(self, host: int, lines: Sequence[str]) -> None:
+        """Has `ip` carry out `lines` on a host."""
+        self._batch(self._name(host), lines)
+
     def silence(self, senders: Iterable[int], receivers: Iterable[int], share: float = 1.0) -> None:
         """Drops what `senders` send to `receivers`, silently, in that direction only.
 

@@ -56,3 +56,25 @@ def test_plaintext_from_another_host_needs_insecure_on_both_sides(two: Network, 
     assert told.startswith("RefusedError"), told
     for words in ("on another host and the connection is plaintext", "--passphrase-file", "--insecure"):
         assert words in told
+
+
+def test_m6_hosts_of_several_networks_that_listen_everywhere_advertise_what_the_others_use() -> None:
+    with Network(2) as network:
+        for host in range(2):
+            # One more address, which comes first in every list and which nobody else reaches.
+            lines = [f"addr add 10.99.{host}.1/32 dev lo", f"route add default via {network.ip(1 - host)}"]
+            network.run(host, lines)
+
+        def node(host: int, *argv: str) -> subprocess.Popen[str]:
+            words = [*network.inside(host), sys.executable, "-c", NODE, *argv]
+            return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+        seed = node(0, "0.0.0.0:7000", "", "insecure")
+        try:
+            assert seed.stdout is not None
+            assert seed.stdout.readline().strip() == network.addr(0)
+            told, _ = node(1, "0.0.0.0:0", network.addr(0), "insecure").communicate(timeout=60)
+        finally:
+            seed.kill()
+            seed.communicate()
+        assert told == "joined\n"

@@ -246,6 +246,8 @@ def test_a_cluster_with_a_secret(pulsing: Pulsing, start: Callable[..., list[Nod
         refused = pulsing("inspect", *argv)
         assert (refused.code, refused.out) == (2, "")
         assert "--passphrase-file" in refused.err
+        assert "Is the node running" not in refused.err, "it is: it refused"
+        assert "{" not in refused.err, "in its own words"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PULSING_PASSPHRASE", "correct horse")
         assert states(pulsing, seed)[seed] == "alive"
@@ -253,3 +255,4 @@ def test_a_cluster_with_a_secret(pulsing: Pulsing, start: Callable[..., list[Nod
         refused = pulsing("inspect", "cluster", "--seeds", seed, *options)
         assert (refused.code, refused.out) == (2, "")
         assert "check the passphrase" in refused.err
+        assert "Is the node running" not in refused.err

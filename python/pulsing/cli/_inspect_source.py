@@ -25,12 +25,22 @@ class Answer:
     body: str
     error: str | None
     node_id: str = ""
+    there: bool = True
+    """Whether a node was there, even if it refused."""
 
     def json(self) -> Any:
         try:
             return json.loads(self.body)
         except json.JSONDecodeError as error:
             raise FailureError(f"{self.addr} does not answer as a Pulsing node: {error}") from None
+
+
+def _words(body: str) -> str:
+    """What a node's refusal says, or the beginning of what was answered."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body[:200]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +82,9 @@ class Source:
         except ValueError as unfit:
             raise FailureError(f"{unfit}.") from None
         for addr, (status, body, error) in zip(addrs, found, strict=True):
-            refusal = f"{addr} answers {status} to {path}: {body[:200]}" if status != 200 else None
-            answers.append(Answer(addr, body, error or refusal))
+            refusal = f"{addr} answers {status} to {path}: {_words(body)}" if status != 200 else None
+            there = not error or "refused the connection" in error
+            answers.append(Answer(addr, body, error or refusal, there=there))
         return answers
 
     def first(self) -> list[str]:
@@ -114,7 +125,8 @@ class Source:
                 reasons.append(answer.error)
             except FailureError as error:
                 reasons.append(str(error))
-        raise UnreachableError("no node answers:\n" + "\n".join(f"  {reason}" for reason in reasons) + HINT)
+        hint = "" if all(answer.there for answer in answers) else HINT
+        raise UnreachableError("no node answers:\n" + "\n".join(f"  {reason}" for reason in reasons) + hint)
 
     def members(self) -> tuple[str, list[dict[str, Any]]]:
         """(who says so, the members)."""

@@ -119,15 +119,24 @@ fn interface_to(peer: SocketAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
 }
 
-/// The first address that other hosts could use and that passes; those of container bridges come last.
+/// The address that other hosts most likely use, of those that pass: that of the default route, else the first one that is
+/// no container bridge's, else any.
 fn outward(pass: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
-    let mut all = if_addrs::get_if_addrs().ok()?;
-    all.retain(|i| !i.is_loopback() && !i.is_link_local() && pass(&i.ip()));
-    all.sort_by_key(|i| {
-        let virtual_name = ["docker", "br-", "veth", "virbr", "cni"].iter().any(|p| i.name.starts_with(p));
-        (virtual_name, i.ip().is_ipv6())
-    });
-    all.first().map(if_addrs::Interface::ip)
+    // Addresses of documentation (RFC 5737, RFC 3849) are in no network, so the kernel answers with its default route.
+    let elsewhere =
+        [SocketAddr::from(([192, 0, 2, 1], 9)), SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9))];
+    let routed = elsewhere.into_iter().filter_map(interface_to).find(|ip| !ip.is_loopback() && pass(ip));
+    routed.or_else(|| {
+        let mut all = if_addrs::get_if_addrs().ok()?;
+        all.retain(|i| !i.is_loopback() && !i.is_link_local() && pass(&i.ip()));
+        all.sort_by_key(|i| {
+            // What stands on the loopback interface is reached through another one, if at all.
+            let last =
+                i.name == "lo" || ["docker", "br-", "veth", "virbr", "cni"].iter().any(|p| i.name.starts_with(p));
+            (last, i.ip().is_ipv6())
+        });
+        all.first().map(if_addrs::Interface::ip)
+    })
 }
 
 #[cfg(test)]
