@@ -4,6 +4,7 @@ Tokens are numbers from `Bridge.token`: what an operation or a call has to say a
 ``(kind, token, ...)``; `pulsing.core._bridge` has the kinds. Ids are 16 bytes, big-endian. Times are in seconds.
 """
 
+from asyncio import Future
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, TypeVar, final
@@ -42,6 +43,9 @@ class Bridge:
 
     def flush(self) -> None:
         """Sends what was held back in this turn of the loop."""
+
+    def give_up(self, token: int) -> None:
+        """The answer to a call that `System.ask` made is no longer wanted; nothing if its first event has come."""
 
     def close(self) -> None:
         """The loop is gone: what arrives from now on is dropped, and calls are answered that their actor stopped."""
@@ -144,8 +148,8 @@ class InboundCall:
             RuntimeError: Answered already, or a stream has begun.
         """
 
-    def answer(self, pickled: bytes) -> None:
-        """`reply` with one pickle, which is copied.
+    def answer(self, value: Any) -> bool:
+        """`reply` with the pickle of a plain value. False, and nothing was sent: it is none.
 
         Raises:
             RuntimeError: As `reply`.
@@ -396,9 +400,38 @@ class System:
         """
 
     def ask(
-        self, bridge: Bridge, node: bytes, actor: bytes, pickled: bytes, timeout: float | None, window: int
-    ) -> CallHandle:
-        """`call` with one pickle, which is copied, and nothing else that a call may carry."""
+        self,
+        bridge: Bridge,
+        future: Future[Any],
+        node: bytes,
+        actor: bytes,
+        operation: int,
+        name: str,
+        args: tuple[Any, ...],
+        timeout: float | None,
+        window: int,
+    ) -> int | None:
+        """`call` with the pickled envelope of these parts, and nothing else that a call may carry.
+
+        Its first event completes `future`, in `drain`: a short answer of plain types, lists and dicts with its value,
+        any other with the event's tuple. An event that begins a stream is left to who drains, with the `CallHandle`
+        and `future` behind the token.
+
+        Args:
+            bridge: Where it is drained.
+            future: Of the bridge's loop.
+            node: The actor's node.
+            actor: Its id.
+            operation: First part of the envelope.
+            name: Its second.
+            args: Its third; the fourth is an empty dict.
+            timeout: Seconds until the first event; None for ever.
+            window: Items of a stream before its producer waits for `grant`.
+
+        Returns:
+            The token, for `Bridge.give_up`; None, and nothing was sent: `args` has more than numbers, None, and text
+            and bytes of up to 4096 bytes.
+        """
 
     def tell(
         self,

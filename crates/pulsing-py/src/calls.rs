@@ -79,7 +79,7 @@ impl Drop for PendingTell {
 
 #[pymethods]
 impl CallHandle {
-    fn cancel(&self) -> PyResult<()> {
+    pub(crate) fn cancel(&self) -> PyResult<()> {
         runtime::check_fork()?;
         let _guard = self.runtime.enter();
         self.inner.cancel();

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use pulsing_core::{Ending, Error, Payload, ReplyEvent};
+use pulsing_core::{Codec, Ending, Error, Payload, ReplyEvent};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
+use crate::calls::CallHandle;
 use crate::inbound::InboundCall;
 use crate::queue::{Event, Queue};
-use crate::{errors, payload};
+use crate::{errors, payload, pickled};
 
 const VALUE: u8 = 0;
 const ERROR: u8 = 1;
@@ -33,14 +34,16 @@ pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> P
         Event::Reply(token, ReplyEvent::StreamStart) => (STREAM_START, token).into_pyobject(py),
         Event::Reply(token, ReplyEvent::End) => (END, token).into_pyobject(py),
         Event::Inbound { key, token, call } => {
-            if !InboundCall::is_plain(&call) {
-                return (INBOUND, key, Py::new(py, InboundCall::new(py, queue, token, *call)?)?).into_pyobject(py);
-            }
+            let envelope = InboundCall::is_plain(&call).then(|| pickled::read(py, &call.payload.head)).flatten();
             // With what every call has, so that the loop need not ask for each.
             let sender = call.sender.map(|id| PyBytes::new(py, &id.to_bytes()));
-            let call = InboundCall::new(py, queue, token, *call)?;
-            let (head, timeout) = (call.head(py), call.timeout());
-            (PLAIN, key, Py::new(py, call)?, head, timeout, sender, token).into_pyobject(py)
+            let call = InboundCall::new(queue, token, *call);
+            let timeout = call.timeout();
+            let call = Py::new(py, call)?;
+            match envelope {
+                Some(envelope) => (PLAIN, key, call, envelope, timeout, sender, token).into_pyobject(py),
+                None => (INBOUND, key, call).into_pyobject(py),
+            }
         }
         Event::Cancelled(token) => (CANCELLED, token).into_pyobject(py),
         Event::Credit(token) => (CREDIT, token).into_pyobject(py),
@@ -57,6 +60,30 @@ pub(crate) fn event<'py>(py: Python<'py>, queue: &Arc<Queue>, event: Event) -> P
         Event::Changed(token) => (CHANGED, token).into_pyobject(py),
         Event::Displaced(token, how) => (DISPLACED, token, how).into_pyobject(py),
     }
+}
+
+/// The first event of a plain ask, as the result of its future: the value itself if it is known here and no tuple, else the
+/// event's tuple.
+pub(crate) fn answer<'py>(
+    py: Python<'py>,
+    queue: &Arc<Queue>,
+    token: u64,
+    reply: ReplyEvent,
+) -> PyResult<Bound<'py, PyAny>> {
+    if let ReplyEvent::Value(payload) = &reply
+        && payload.codec == Codec::PICKLE
+        && payload.buffers.is_empty()
+        && let Some(value) = pickled::read(py, &payload.head)
+        && !value.is_exact_instance_of::<PyTuple>()
+    {
+        return Ok(value);
+    }
+    event(py, queue, Event::Reply(token, reply)).map(Bound::into_any)
+}
+
+/// The beginning of a stream that answers a plain ask: `(kind, token, handle, future)`.
+pub(crate) fn stream_start(py: Python<'_>, handle: CallHandle, future: Py<PyAny>) -> PyResult<Bound<'_, PyTuple>> {
+    (STREAM_START, handle.token, Py::new(py, handle)?, future).into_pyobject(py)
 }
 
 fn carrying<'py>(py: Python<'py>, kind: u8, token: u64, payload: Payload) -> PyResult<Bound<'py, PyTuple>> {

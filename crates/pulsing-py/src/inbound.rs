@@ -10,11 +10,12 @@ use pulsing_core::{
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::payload::{self, Owner};
 use crate::queue::{Event, Queue};
-use crate::{errors, runtime};
+use crate::{errors, pickled, runtime};
 
 /// Hands the calls for one actor to the queue of its loop.
 pub(crate) struct QueueEndpoint {
@@ -61,10 +62,10 @@ pub(crate) struct InboundCall {
     actor: ActorId,
     #[pyo3(get)]
     codec: u8,
-    #[pyo3(get)]
-    head: Py<PyBytes>,
-    #[pyo3(get)]
-    buffers: Py<PyList>,
+    /// What was not asked for yet.
+    payload: Mutex<Option<Payload>>,
+    /// What was: Python's head and buffers.
+    parts: PyOnceLock<(Py<PyBytes>, Py<PyList>)>,
     #[pyo3(get)]
     timeout: Option<f64>,
     #[pyo3(get)]
@@ -81,16 +82,14 @@ pub(crate) struct InboundCall {
 }
 
 impl InboundCall {
-    pub(crate) fn new(py: Python<'_>, queue: &Arc<Queue>, token: u64, call: Call) -> PyResult<Self> {
+    pub(crate) fn new(queue: &Arc<Queue>, token: u64, call: Call) -> Self {
         let timeout = call.remaining().map(|left| left.as_secs_f64());
-        let codec = call.payload.codec.0;
-        let (head, buffers) = payload::to_python(py, call.payload)?;
-        Ok(Self {
+        Self {
             token,
             actor: call.target,
-            codec,
-            head,
-            buffers,
+            codec: call.payload.codec.0,
+            payload: Mutex::new(Some(call.payload)),
+            parts: PyOnceLock::new(),
             timeout,
             trace: call.trace,
             no_wait: call.no_wait,
@@ -100,7 +99,7 @@ impl InboundCall {
             queue: Arc::clone(queue),
             credit: Mutex::new(None),
             answer: Mutex::new(Answer::Open(call.responder)),
-        })
+        }
     }
     /// A pickled ask that carries nothing but its arguments, a deadline and its sender.
     pub(crate) fn is_plain(call: &Call) -> bool {
@@ -111,8 +110,11 @@ impl InboundCall {
             && call.chain.is_empty()
             && call.trace.is_none()
     }
-    pub(crate) fn head(&self, py: Python<'_>) -> Py<PyBytes> {
-        self.head.clone_ref(py)
+    fn parts<'py>(&'py self, py: Python<'py>) -> PyResult<&'py (Py<PyBytes>, Py<PyList>)> {
+        self.parts.get_or_try_init(py, || {
+            let payload = self.payload.lock().take();
+            payload::to_python(py, payload.unwrap_or_else(|| Payload::new(Codec(self.codec), Bytes::new())))
+        })
     }
     pub(crate) fn timeout(&self) -> Option<f64> {
         self.timeout
@@ -152,6 +154,14 @@ impl InboundCall {
 
 #[pymethods]
 impl InboundCall {
+    #[getter]
+    fn head(&self, py: Python<'_>) -> PyResult<Py<PyBytes>> {
+        Ok(self.parts(py)?.0.clone_ref(py))
+    }
+    #[getter]
+    fn buffers(&self, py: Python<'_>) -> PyResult<Py<PyList>> {
+        Ok(self.parts(py)?.1.clone_ref(py))
+    }
     #[getter]
     fn sender<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         self.sender.map(|id| PyBytes::new(py, &id.to_bytes()))
@@ -196,17 +206,17 @@ impl InboundCall {
         }
         Ok(())
     }
-    /// `reply` with one pickle.
-    fn answer(&self, pickled: &Bound<'_, PyBytes>) -> PyResult<()> {
-        let head = Bytes::copy_from_slice(pickled.as_bytes());
+    /// `reply` with a plain value. False: it is none.
+    fn answer(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Some(head) = pickled::plain(value) else { return Ok(false) };
         match self.take()? {
-            Answer::Open(responder) => responder.value(Payload { codec: Codec::PICKLE, head, buffers: Vec::new() }),
+            Answer::Open(responder) => responder.value(Payload::new(Codec::PICKLE, head)),
             stream => {
                 *self.answer.lock() = stream;
                 return Err(PyRuntimeError::new_err("this call is answered by a stream: end() it, or fail() it"));
             }
         }
-        Ok(())
+        Ok(true)
     }
     /// Begins the stream, with what is to be said about it ahead of its items.
     fn start(&self, py: Python<'_>, header: &[u8]) -> PyResult<()> {

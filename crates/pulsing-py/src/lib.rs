@@ -17,6 +17,7 @@ mod inbound;
 mod logging;
 mod observe;
 mod payload;
+mod pickled;
 mod queue;
 mod runtime;
 mod serving;

@@ -6,14 +6,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use pulsing_core as core;
 use pulsing_core::{
     ActorId, ActorSpec, CallOptions, Error, NodeId, Passphrase, PkiFiles, Security, SystemConfig, Target, Transport,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
@@ -24,7 +23,7 @@ use crate::payload::{self, Owner};
 use crate::queue::{Build, Event, Queue};
 use crate::testing::TestHost;
 use crate::watching::{self, ChangesHandle, NameWatchHandle, WatchHandle};
-use crate::{convert, errors, runtime};
+use crate::{convert, errors, pickled, runtime};
 
 /// A running node.
 #[pyclass(frozen, module = "pulsing._core")]
@@ -435,22 +434,29 @@ impl System {
         let options = CallOptions { idempotent, ..options(timeout, sender, chain, trace, no_wait, window)? };
         Ok(self.dispatch(bridge, target, payload, options))
     }
-    /// `call` with one pickle, from no actor.
-    #[pyo3(signature = (bridge, node, actor, pickled, timeout, window))]
+    /// A call from no actor whose arguments are plain values. Its first event completes `future`.
+    #[pyo3(signature = (bridge, future, node, actor, operation, name, args, timeout, window))]
     fn ask(
         &self,
         bridge: &Bridge,
+        future: Py<PyAny>,
         node: &[u8],
         actor: &[u8],
-        pickled: &Bound<'_, PyBytes>,
+        operation: u8,
+        name: &str,
+        args: &Bound<'_, PyTuple>,
         timeout: Option<f64>,
         window: u32,
-    ) -> PyResult<CallHandle> {
+    ) -> PyResult<Option<u64>> {
         runtime::check_fork()?;
+        let Some(pickled) = pickled::envelope(operation, name, args) else { return Ok(None) };
         let target = Target { node: node_id(node)?, actor: actor_id(actor)? };
-        let payload = core::Payload::new(core::Codec::PICKLE, Bytes::copy_from_slice(pickled.as_bytes()));
+        let payload = core::Payload::new(core::Codec::PICKLE, pickled);
         let options = CallOptions { timeout: seconds("timeout", timeout)?, window, ..CallOptions::default() };
-        Ok(self.dispatch(bridge, target, payload, options))
+        let handle = self.dispatch(bridge, target, payload, options);
+        let token = handle.token;
+        bridge.answer(future, handle);
+        Ok(Some(token))
     }
     /// None: the message is on its way.
     #[pyo3(signature = (bridge, node, actor, codec, head, buffers, sender, trace, no_wait))]

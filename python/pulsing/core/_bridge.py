@@ -112,6 +112,8 @@ class LoopBridge:
             for event in core.drain():
                 handler = handlers.get(event[1])
                 if handler is None:
+                    if event[0] == STREAM_START and len(event) > 2:
+                        self._begun(event)
                     continue
                 try:
                     handler(event if event[0] != STREAM_START else self._held(event, handler))
@@ -128,6 +130,17 @@ class LoopBridge:
         held: list[Event] = []
         self.handlers[event[1]] = held.append
         return (*event, held)
+
+    def _begun(self, event: Event) -> None:
+        """The answer to a call that `System.ask` made is a stream: as `_held`, with the call's handle."""
+        kind, token, handle, future = event
+        if future.done():
+            # Cancelled in this very turn.
+            handle.cancel()
+            return
+        held: list[Event] = []
+        self.handlers[token] = held.append
+        future.set_result((kind, token, held, handle))
 
     def _watch_loop_end(self) -> None:
         # A loop has no hook for its end, but `asyncio.run` closes the asynchronous generators that began in it, ours

@@ -11,37 +11,35 @@ if TYPE_CHECKING:
 
 
 class CallContext:
-    """The surroundings of one handler.
+    """The surroundings of one handler; those of a message's handler are its `Delivery` itself.
 
     Attributes:
         cell: The actor that runs.
-        delivery: The message it handles; None in ``on_start``, ``on_stop`` and protocol calls.
         chain: Raw ids of actors whose exclusive slot this chain of calls holds, outermost first (R11).
         deadline: Loop time at which the caller stops waiting; None for ever (R5).
         trace: W3C ``traceparent``, handed on untouched.
     """
 
-    __slots__ = ("cell", "chain", "deadline", "delivery", "trace")
+    # No slots: a message sets a third of what `Delivery` has, and what is not set costs nothing.
+    chain: tuple[bytes, ...] = ()
+    deadline: float | None = None
+    trace: str | None = None
 
     def __init__(
-        self,
-        cell: Cell,
-        delivery: Delivery | None = None,
-        chain: tuple[bytes, ...] = (),
-        deadline: float | None = None,
-        trace: str | None = None,
+        self, cell: Cell, chain: tuple[bytes, ...] = (), deadline: float | None = None, trace: str | None = None
     ) -> None:
         self.cell = cell
-        self.delivery = delivery
         self.chain = chain
         self.deadline = deadline
         self.trace = trace
 
+    @property
+    def delivery(self) -> Delivery | None:
+        """The message that is handled; None in ``on_start``, ``on_stop`` and protocol calls."""
+        return None
+
     def chain_now(self) -> tuple[bytes, ...]:
-        """The chain for a call made now: without us once our exclusive turn is over, as in a background task."""
-        d = self.delivery
-        if d is not None and self.chain and self.cell.handlers.exclusive is not d:
-            return self.chain[:-1] if self.chain[-1] == self.cell.id.raw else self.chain
+        """The chain for a call made now."""
         return self.chain
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pulsing.core._context import CallContext
 from pulsing.core._dispatch import MethodSpec
 from pulsing.core._errors import refuse_as
 from pulsing.core._reply import Reply
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 WAITING, RUNNING, DONE = range(3)
 
 
-class Delivery:
-    """A message, from its arrival to its answer.
+class Delivery(CallContext):
+    """A message, from its arrival to its answer, and the surroundings of its handler.
 
     Args:
-        loop: The actor's loop.
+        cell: The actor that it is for.
         spec: How its handler runs.
         args: Positional arguments.
         kwargs: Keyword arguments.
@@ -30,28 +31,20 @@ class Delivery:
 
     Attributes:
         sender: Raw id of the calling actor.
-        chain: Raw ids of actors whose exclusive slot the chain of calls holds.
-        deadline: Loop time at which the caller stops waiting; None for ever.
         limit: The whole limit in seconds, for messages.
-        trace: W3C ``traceparent``.
         carried: Context variables that travel with the call; None: the handler's context needs nothing.
         no_wait: Refuse instead of waiting in a full mailbox.
         one_way: Nobody waits for the answer.
         site: File, line and, of another node, address that sent it, of a message that nobody waits for.
     """
 
-    # No slots: a message sets a third of these, and what is not set costs nothing.
     sender: bytes | None = None
-    chain: tuple[bytes, ...] = ()
-    deadline: float | None = None
     limit: float | None = None
-    trace: str | None = None
     carried: dict[str, Any] | None = None
     no_wait = False
     one_way = False
     site: tuple[str, int, str] | None = None
     state = WAITING
-    cell: Cell | None = None
     task: asyncio.Task[None] | None = None
     """The task of its handler, from the handler's first step on."""
     cancel_reason: BaseException | None = None
@@ -64,17 +57,29 @@ class Delivery:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        cell: Cell,
         spec: MethodSpec,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         reply: Reply,
     ) -> None:
-        self._loop = loop
+        # Not through the base class: every message passes here.
+        self.cell = cell
         self.spec = spec
         self.args = args
         self.kwargs = kwargs
         self.reply = reply
+
+    @property
+    def delivery(self) -> Delivery:
+        """The message itself."""
+        return self
+
+    def chain_now(self) -> tuple[bytes, ...]:
+        """The chain for a call made now: without us once our exclusive turn is over, as in a background task."""
+        if self.chain and self.cell.handlers.exclusive is not self:
+            return self.chain[:-1] if self.chain[-1] == self.cell.raw else self.chain
+        return self.chain
 
     def value(self, value: Any) -> None:
         """Answers with a value."""
@@ -105,7 +110,7 @@ class Delivery:
 
     def arm(self) -> None:
         """Starts the clock, if there is a deadline and it does not run already."""
-        if self.deadline is not None and self._timer is None and self.state != DONE and self.cell is not None:
+        if self.deadline is not None and self._timer is None and self.state != DONE:
             self._timer = self.cell.system.timers.at(self.deadline, self._expire)
 
     def disarm(self) -> None:
@@ -117,16 +122,15 @@ class Delivery:
 
     def expired(self) -> bool:
         """Answers with the deadline error if the deadline has passed."""
-        if self.deadline is None or self._loop.time() < self.deadline:
+        if self.deadline is None or self.cell.system.loop.time() < self.deadline:
             return False
         self._expire()
         return True
 
     def _expire(self) -> None:
         self._timer = None
-        actor = self.cell.label if self.cell is not None else "an actor"
-        what = f"{actor}.{self.spec.name}"
-        if self.state == WAITING and self.cell is not None:
+        what = f"{self.cell.label}.{self.spec.name}"
+        if self.state == WAITING:
             what += self.cell.handlers.ahead()
         limit = self.limit or 0.0
         error = refuse_as(PulsingTimeoutError(what, round(limit * 1000)), "timeout", what, limit)
@@ -140,8 +144,7 @@ class Delivery:
         self.cancel_reason = reason
         self.fail(reason)
         if waiting:
-            if self.cell is not None:
-                self.cell.mailbox.forget(self)
+            self.cell.mailbox.forget(self)
         elif self.task is not None:
             # Before its first step it has none here: cancelled then, a task ends without running any of its code, and
             # would not put the actor's books in order; it sees by itself that it is too late.
@@ -151,7 +154,7 @@ class Delivery:
         """The caller has gone. Returns the handler's task, which is ending."""
         from pulsing.core._refusals import stopped
 
-        if self.cell is None or self.state == DONE:
+        if self.state == DONE:
             return None
         self.cancel(stopped(self.cell))
         return self.task if self.task is not asyncio.current_task() else None
@@ -169,5 +172,5 @@ class Delivery:
 
     def acceptance(self) -> asyncio.Future[None]:
         """Done when the message has a place in the mailbox, or has ended."""
-        self._accepted = self._loop.create_future()
+        self._accepted = self.cell.system.loop.create_future()
         return self._accepted

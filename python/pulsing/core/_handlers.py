@@ -34,6 +34,8 @@ the stack.
 """
 
 
+_TAKING = frozenset({OPEN, DRAINING})
+"""States in which an actor's messages may start."""
 _NOBODY: frozenset[Delivery] = frozenset()
 """In place of sets that few actors of many need: the collector looks at each."""
 
@@ -73,8 +75,7 @@ class Handlers:
         """Whether a message for this method may run at once."""
         if len(self.running) >= self.max_concurrency:
             return False
-        state = self._cell.state
-        if state not in (OPEN, DRAINING):
+        if self._cell.state not in _TAKING:
             return False
         if spec.exclusive:
             # It would overtake a task that was created but has not begun.
@@ -136,7 +137,7 @@ class Handlers:
         """The first step of a handler's task. False: its message has ended already."""
         self._unstarted -= 1
         cell = self._cell
-        current.set(CallContext(cell, d, d.chain, d.deadline, d.trace))
+        current.set(d)
         if d.carried is not None:
             enter(d)
         if d.task is None:
@@ -214,9 +215,6 @@ class Handlers:
             return
         # A stream has no total limit (R5), and it is no longer this handler's turn.
         d.disarm()
-        context = current.get()
-        if context is not None:
-            context.deadline = None
         if not d.spec.blocking:
             self._leave_exclusive(d)
             self._cell.mailbox.pump_soon()
@@ -323,7 +321,7 @@ def whence(cell: Cell, site: tuple[str, int, str] | None, sender: bytes | None) 
 
 
 def _call_in(cell: Cell, d: Delivery) -> Any:
-    current.set(CallContext(cell, d, d.chain, d.deadline, d.trace))
+    current.set(d)
     if d.carried is not None:
         enter(d)
     return getattr(cell.instance, d.spec.name)(*d.args, **d.kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from collections.abc import Sequence
 from sys import modules
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from pulsing.core._delivery import DONE, Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec
 from pulsing.core._handlers import whence
 from pulsing.core._life import STOPPED
-from pulsing.core._pickle import GLOBAL, loads
+from pulsing.core._pickle import loads
 from pulsing.core._propagate import OTEL, arrive
 from pulsing.core._refusals import stopped
 from pulsing.core._reply import PICKLE, RAW, RemoteReply, Reply, TellReply, consumer_gone, decode, wait_credit
@@ -156,27 +155,26 @@ class Inlet:
             self._take_other(event)
             return
         # An ask that carries nothing unusual, without what it does not have; any other goes the longer way.
-        _, _, call, head, timeout, sender, token = event
+        _, _, call, envelope, timeout, sender, token = event
         cell = self._cell
-        if GLOBAL not in head and cell.state < STOPPED and not cell.protocols and OTEL not in modules:
+        if cell.state < STOPPED and not cell.protocols and OTEL not in modules:
             try:
-                op, name, args, kwargs = pickle.loads(head)
+                op, name, args, kwargs = envelope
                 spec = cell.methods.get(name) if op == OP_CALL else None
-            except Exception:  # noqa: BLE001 - whatever the unpickling raises, the longer way tells the caller
+            except (TypeError, ValueError):
+                # Not what callers send: the longer way tells this one.
                 spec = None
             if spec is not None:
                 system = cell.system
                 system.counts.inbound += 1
-                d = Delivery(system.loop, spec, args, kwargs, RemoteReply(self._bridge, call))
+                d = Delivery(cell, spec, args, kwargs, RemoteReply(self._bridge, call))
                 if sender is not None:
                     d.sender = sender
                 if timeout is not None:
                     d.limit = timeout
                     d.deadline = system.loop.time() + timeout
-                    if timeout <= 0.0:
-                        d.cell = cell
-                        if d.expired():
-                            return
+                    if timeout <= 0.0 and d.expired():
+                        return
                 cell.mailbox.deliver(d)
                 if d.state != DONE:
                     self._cancellable(d, token)
@@ -263,12 +261,11 @@ class Inlet:
                 _log.error("%s cannot read a message, told %s", cell.label, told, exc_info=error)
             reply.error(error)
             return
-        d = Delivery(loop, spec, args, kwargs, reply)
+        d = Delivery(cell, spec, args, kwargs, reply)
         d.sender = call.sender
         d.chain = tuple(call.chain)
         d.trace = call.trace
         d.carried = carried
-        d.cell = cell
         if timeout is not None:
             d.limit = timeout
             d.deadline = loop.time() + timeout

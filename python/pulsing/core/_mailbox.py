@@ -52,11 +52,10 @@ class Mailbox:
         if cell.state >= DRAINING:
             self._refuse(d)
             return
-        d.cell = cell
         spec = d.spec
         raw = cell.raw
         handlers = cell.handlers
-        if raw in d.chain and handlers.exclusive is not None:
+        if d.chain and handlers.exclusive is not None and raw in d.chain:
             if spec.exclusive:
                 d.fail(deadlock(cell, d.chain))
                 return
@@ -90,7 +89,6 @@ class Mailbox:
         if cell.state >= DRAINING:
             self._refuse(d)
         elif len(self.waiting) < self.capacity:
-            d.cell = cell
             self._append(d)
             self.pump_soon()
         else:
@@ -99,7 +97,6 @@ class Mailbox:
     def signal(self, d: Delivery) -> None:
         """Takes a message of the runtime itself, which passes those that wait (R4)."""
         if self._cell.state < DRAINING:
-            d.cell = self._cell
             if self.signals is _NOTHING:
                 self.signals = deque()
             self.signals.append(d)

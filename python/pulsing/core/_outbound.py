@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import weakref
+from asyncio import get_running_loop
 from collections.abc import Awaitable
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from pulsing import _core
-from pulsing.core import _bridge
+from pulsing.core._bridge import END, ERROR, ITEM, STREAM_START, VALUE, bridge_of, bridges
 from pulsing.core._context import current
 from pulsing.core._dispatch import OP_MESSAGE
 from pulsing.core._errors import from_core
 from pulsing.core._options import PLAIN, Default
-from pulsing.core._pickle import GLOBAL, dumps, dumps_whole, is_short
+from pulsing.core._pickle import dumps, dumps_whole
 from pulsing.core._propagate import OTEL, chosen, gather, pack
 from pulsing.core._reply import PICKLE, RAW, decode
 from pulsing.core._streams import WINDOW, StreamReader
@@ -56,42 +56,32 @@ async def ask_far(
     ref: ActorRef, op: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> Any:
     """`ActorRef._ask` of an actor on another node, or on this one for another loop."""
-    loop = asyncio.get_running_loop()
+    loop = get_running_loop()
     context = current.get()
-    limit = options.timeout
-    if isinstance(limit, Default):
-        limit = ref._system.default_timeout
+    system = ref._system
+    if context is None and options is PLAIN and not kwargs and not chosen.active and OTEL not in modules:
+        # The usual call, without what it does not have.
+        bridge = bridges.get(id(loop))
+        if bridge is None or bridge.loop is not loop or bridge.closed:
+            bridge = bridge_of(loop)
+        future = loop.create_future()
+        limit = system.default_timeout
+        token = system.core.ask(bridge.core, future, ref.node_id.raw, ref._raw, op, name, args, limit, WINDOW)
+        if token is not None:
+            try:
+                answer = await future
+            except BaseException:
+                _withdraw(bridge, token, future)
+                raise
+            # A tuple is no value, but the event that was to bring it.
+            return answer if type(answer) is not tuple else await _outcome(bridge, ref, name, None, answer)
+    limit = system.default_timeout if isinstance(options.timeout, Default) else options.timeout
     trace, carried = None if context is None else context.trace, None
     if chosen.active or OTEL in modules:
         trace, carried = gather(context)
     if context is not None:
         limit = ref._remainder(loop, context, limit, name)
-    bridge = _bridge.bridges.get(id(loop))
-    if bridge is None or bridge.loop is not loop or bridge.closed:
-        bridge = _bridge.bridge_of(loop)
-    if context is None and not carried and trace is None and options is PLAIN and is_short(args, kwargs):
-        # The usual call, without what it does not have.
-        pickled = pickle.dumps((op, name, args, kwargs), 5)
-        try:
-            handle = ref._system.core.ask(bridge.core, ref.node_id.raw, ref._raw, pickled, limit, WINDOW)
-        except _core.CoreError as error:
-            raise from_core(error.args) from None
-    else:
-        handle = _sent_off(bridge, ref, op, name, args, kwargs, limit, options, context, trace, carried)
-    # From here on as in `remote_ask`, which every usual call would pay a coroutine more for.
-    future = loop.create_future()
-    bridge.handlers[handle.token] = future.set_result
-    try:
-        event = await future
-    except BaseException:
-        _give_up(bridge, handle)
-        raise
-    if event[0] != _bridge.VALUE:
-        return await _otherwise(bridge, ref, name, handle, event)
-    bridge.handlers.pop(event[1], None)
-    if event[2] == PICKLE and not event[4] and GLOBAL not in event[3]:
-        return pickle.loads(event[3])
-    return decode(event[2], event[3], event[4], ref._system)
+    return await remote_ask(ref, op, name, args, kwargs, limit, options, context, trace, carried)
 
 
 async def remote_ask(
@@ -103,10 +93,12 @@ async def remote_ask(
     limit: float | None,
     options: Options,
     context: CallContext | None,
+    trace: str | None = None,
+    carried: dict[str, Any] | None = None,
 ) -> Any:
-    """Calls through Rust with this limit, carrying nothing, and returns the value or the stream that answers."""
-    bridge = _bridge.bridge_of(asyncio.get_running_loop())
-    handle = _sent_off(bridge, ref, op, name, args, kwargs, limit, options, context, None, None)
+    """Calls through Rust with this limit, and returns the value or the stream that answers."""
+    bridge = bridge_of(get_running_loop())
+    handle = _sent_off(bridge, ref, op, name, args, kwargs, limit, options, context, trace, carried)
     future = bridge.loop.create_future()
     bridge.handlers[handle.token] = future.set_result
     try:
@@ -114,10 +106,7 @@ async def remote_ask(
     except BaseException:
         _give_up(bridge, handle)
         raise
-    if event[0] != _bridge.VALUE:
-        return await _otherwise(bridge, ref, name, handle, event)
-    bridge.forget(handle.token)
-    return decode(event[2], event[3], event[4], ref._system)
+    return await _outcome(bridge, ref, name, handle, event)
 
 
 def _sent_off(
@@ -163,14 +152,26 @@ def _give_up(bridge: LoopBridge, handle: _core.CallHandle) -> None:
         handle.cancel()
 
 
-async def _otherwise(bridge: LoopBridge, ref: ActorRef, name: str, handle: _core.CallHandle, event: Event) -> Any:
-    """What a call returns or raises whose first event is no value."""
-    if event[0] == _bridge.ERROR:
-        bridge.forget(handle.token)
+def _withdraw(bridge: LoopBridge, token: int, future: asyncio.Future[Any]) -> None:
+    """`_give_up` of a call that `System.ask` made."""
+    bridge.core.give_up(token)
+    if future.done() and not future.cancelled():
+        # Its first event came in this very turn, and may be the beginning of a stream.
+        event = future.result()
+        if type(event) is tuple and event[0] == STREAM_START:
+            _give_up(bridge, event[3])
+
+
+async def _outcome(bridge: LoopBridge, ref: ActorRef, name: str, handle: _core.CallHandle | None, event: Event) -> Any:
+    """What a call returns or raises whose first event this is; a stream's brings its handle if there is none."""
+    if event[0] != STREAM_START:
+        bridge.forget(event[1])
+        if event[0] == VALUE:
+            return decode(event[2], event[3], event[4], ref._system)
         failure = from_core(event[2])
         # Rust does not know the method. Which one did not answer is half of the diagnosis.
         raise _named(ref, name or "receive", failure) if event[2][0] == "timeout" else failure
-    stream = _Stream(bridge, ref, handle)
+    stream = _Stream(bridge, ref, handle or event[3])
     for held in event[2]:
         stream.on_event(held)
     try:
@@ -204,7 +205,7 @@ def remote_tell(
     """Sends through Rust, without an answer, from `site`: file, line, and the node's address. None: it is on its way;
     else that is to be awaited.
     """
-    bridge = _bridge.bridge_of(asyncio.get_running_loop())
+    bridge = bridge_of(get_running_loop())
     codec, head, buffers = _envelope(op, name, args, kwargs, carried, site)
     try:
         waiting = ref._system.core.tell(
@@ -230,7 +231,7 @@ async def _sent(bridge: LoopBridge, waiting: _core.PendingTell) -> None:
         bridge.forget(event[1])
         if future.done():
             return
-        if event[0] == _bridge.ERROR:
+        if event[0] == ERROR:
             future.set_exception(from_core(event[2]))
         else:
             future.set_result(None)
@@ -271,13 +272,13 @@ class _Stream:
     def on_event(self, event: Event) -> None:
         """Takes what Rust says about it."""
         kind = event[0]
-        if kind == _bridge.ITEM:
+        if kind == ITEM:
             self._item(event)
-        elif kind in (_bridge.END, _bridge.ERROR):
+        elif kind in (END, ERROR):
             self._bridge.forget(self._handle.token)
             reader = self._reader()
             if reader is not None:
-                reader.finish(from_core(event[2]) if kind == _bridge.ERROR else None)
+                reader.finish(from_core(event[2]) if kind == ERROR else None)
             self._settle()
 
     def _settle(self) -> None:

@@ -156,15 +156,6 @@ def dumps(obj: Any) -> tuple[bytes, list[Any]]:
     return _PIECES + len(pieces).to_bytes(4, "little"), pieces + buffers
 
 
-def is_short(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call's arguments pickle by themselves: atoms and short bytes."""
-    for value in args:
-        kind = type(value)
-        if kind not in ATOMS and not (kind is bytes and len(value) <= SHORT):
-            return False
-    return not kwargs
-
-
 def _all_atoms(values: tuple[Any, ...]) -> bool:
     """Whether a tuple holds atoms, short bytes, empty dicts and tuples of these only, as a plain call's envelope."""
     for value in values:

@@ -122,7 +122,7 @@ class ActorRef:
         reply = LocalReply(loop, system.debug_copy)
         if system.debug_copy:
             args, kwargs = system.copied((args, kwargs))
-        d = Delivery(loop, spec, args, kwargs, reply)
+        d = Delivery(cell, spec, args, kwargs, reply)
         reply.delivery = d
         if context is not None:
             limit = self._remainder(loop, context, limit, name)
@@ -193,7 +193,7 @@ class ActorRef:
             spec, args, kwargs = resolve_call(cell, op, name, args, kwargs)
         if system.debug_copy:
             args, kwargs = system.copied((args, kwargs))
-        d = Delivery(loop, spec, args, kwargs, _NOBODY)
+        d = Delivery(cell, spec, args, kwargs, _NOBODY)
         d.one_way = True
         d.site = _call_site("")
         if context is not None:

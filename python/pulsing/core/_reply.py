@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pulsing import _core
 from pulsing.core import _errors
-from pulsing.core._pickle import ATOMS, SHORT, copied, dumps, loads
+from pulsing.core._pickle import copied, dumps, loads
 from pulsing.core._streams import WINDOW, StreamReader
 from pulsing.core.messaging import Message
 from pulsing.exceptions import PulsingError, PulsingRuntimeError
@@ -118,6 +117,9 @@ class LocalReply:
     def take(self) -> Any:
         """The result, no longer held here."""
         result, self.result = self.result, None
+        if self._reader is None:
+            # They hold each other, which is for the collector to find.
+            self.delivery = None
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
@@ -140,8 +142,7 @@ class LocalReply:
         self._settle()
 
     def _idle_limit(self) -> float | None:
-        cell = self.delivery.cell if self.delivery is not None else None
-        return None if cell is None else cell.system.config.stream_idle
+        return None if self.delivery is None else self.delivery.cell.system.config.stream_idle
 
     def _grant(self, items: int) -> None:
         self._credit += items
@@ -191,10 +192,8 @@ class RemoteReply:
     def value(self, value: Any) -> None:
         if self.done:
             return
-        kind = type(value)
-        if kind in ATOMS or (kind is bytes and len(value) <= SHORT):
+        if self.call.answer(value):
             self.done = True
-            self.call.answer(pickle.dumps(value, 5))
             return
         try:
             codec, head, buffers = encode(value)

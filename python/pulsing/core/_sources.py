@@ -164,7 +164,7 @@ class Source:
         # Calls that the iterator makes are the caller's, and the callee waits for them, too (R11).
         context = current.get()
         if context is not None:
-            current.set(CallContext(context.cell, None, chain, context.deadline, traceparent()))
+            current.set(CallContext(context.cell, chain, context.deadline, traceparent()))
         self._sending = True
         try:
             if not self._ended:

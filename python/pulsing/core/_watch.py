@@ -273,7 +273,7 @@ class Tools:
         cls = type(self._cell.instance)
         if callable(getattr(cls, "on_terminated", None)):
             spec = spec_of(cls, "on_terminated")
-            d = Delivery(self._cell.system.loop, spec, (ended,), {}, NoReply())
+            d = Delivery(self._cell, spec, (ended,), {}, NoReply())
             d.one_way = True
             self._cell.mailbox.signal(d)
 

@@ -165,7 +165,7 @@ def _report(top: FrameType, limit: float) -> None:
     while frame is not None:
         if frame.f_globals.get("__name__") == "pulsing.core._handlers":
             d = frame.f_locals.get("d")
-            if isinstance(d, Delivery) and d.cell is not None:
+            if isinstance(d, Delivery):
                 what = f"{d.cell.label}.{d.spec.name} blocks the event loop"
                 break
         frame = frame.f_back

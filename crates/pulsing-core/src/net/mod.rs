@@ -24,7 +24,7 @@ pub(crate) mod listener;
 pub mod loan;
 #[cfg(feature = "testing")]
 pub mod memory;
-mod numbers;
+pub mod numbers;
 mod outbox;
 pub(crate) mod outcall;
 pub mod pki;
