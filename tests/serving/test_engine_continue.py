@@ -124,9 +124,7 @@ def test_s4_kill_9_of_an_engine_costs_its_greedy_streams_nothing() -> None:
         "stream": True,
     }
 
-    async def read(
-        client: openai.AsyncOpenAI, begun: asyncio.Event, temperature: float
-    ) -> tuple[str, set[str], list[str]]:
+    async def read(client: openai.AsyncOpenAI, begun: asyncio.Event) -> tuple[str, set[str], list[str]]:
         said, ids, reasons = "", set(), []
         stream = await client.chat.completions.create(**question, temperature=0)
         async for chunk in stream:
