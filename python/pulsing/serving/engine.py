@@ -165,7 +165,8 @@ class EngineWorker(Worker):
         if self._normalize != "off":
             normalizes = self._normalize == "on" or self._engine not in _WELL_FORMED
             learnt["normalize"] = self._engine if normalizes else ""
-        if self._continues():
+        if self._continue != "off":
+            # Empty rather than absent: what was published before is not to stand.
             learnt |= {"continue": self._continues(), "fingerprint": self._identity or ""}
         return learnt
 
