@@ -36,6 +36,7 @@ from pulsing.serving._questions import (
     embeddings_answer,
     parse_tokens,
 )
+from pulsing.serving._reports import LoadReports
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._slots import Slots
 from pulsing.serving._text import StopFilter
@@ -64,11 +65,6 @@ __all__ = [
 
 _log = logging.getLogger("pulsing.serving")
 
-# Heartbeat of load reports in seconds: a Router takes a worker's requests back after 1.5 s of silence. The protocol
-# asks for one in 0.5 s; the sooner the last one before a hang, the sooner the hang is seen.
-_HEARTBEAT = 0.2
-# Load changes with every request; between two reports at least this long, or a fast engine reports more than it works.
-_REPORT_GAP = 0.01
 # Of an answer that nobody sees before it is whole, so many seconds and deltas are kept back to be sent as one message.
 # A Router learns from the first one how long its worker takes to begin: what is kept back for longer would mislead it.
 _GATHER = 0.025
@@ -166,12 +162,9 @@ class Worker(TellsBlocks, Actor):
         self._last_token = 0.0
         # Running requests whose client does not read: the engine waits for it, and not it for the engine.
         self._held = 0
-        self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
+        self._reports = LoadReports()
         self._blocks = HeldBlocks()
-        # All of them know already that there is something to report.
-        self._told = False
         self._requests: set[asyncio.Task[Any]] = set()
-        self._stopped = False
         self._spans: Spans | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -303,11 +296,7 @@ class Worker(TellsBlocks, Actor):
                     self.drain_timeout,
                 )
                 await asyncio.wait(late, timeout=1)
-        self._stopped = True
-        self._load_changed()
-        if self._watchers:
-            # Each sends its last report and ends its stream, or Routers would take the end for a crash.
-            await asyncio.wait(set(self._watchers), timeout=1)
+        await self._reports.end()
         closing = self.close()
         if inspect.isawaitable(closing):
             await closing
@@ -344,11 +333,7 @@ class Worker(TellsBlocks, Actor):
     # ---- load ---------------------------------------------------------------------------------------------------
 
     def _load_changed(self) -> None:
-        if self._told:
-            return
-        self._told = True
-        for changed in self._watchers.values():
-            changed.set()
+        self._reports.changed()
 
     def progressed(self) -> None:
         """Say that the engine gets on with its requests, where it works on without a delta: between two parts of a long
@@ -426,39 +411,13 @@ class Worker(TellsBlocks, Actor):
                 self._requests.discard(task)
                 self._traced().record(request, began, self.model, self.engine, wrong, ended=ended)
         elif request.kind == "subscribe_load":
-            await self._report_load(call, request.blocks)
+            # Nobody is routed to a worker that decodes by what it has read.
+            tells = request.blocks and self.reports_blocks and self.role != "decode"
+            await self._reports.send(call, self.load_report, self._blocks.reader() if tells else None)
         elif request.kind == "describe":
             call.reply(self.load_report().describe(self.engine, self.engine_version()))
         else:
             _fail(call, RequestError(400, f"worker protocol 1 has no request {shown(request.kind)}"))
-
-    async def _report_load(self, call: InboundCall, blocks: bool) -> None:
-        changed = asyncio.Event()
-        # Nobody is routed to a worker that decodes by what it has read.
-        tells = blocks and self.reports_blocks and self.role != "decode"
-        reader = self._blocks.reader() if tells else None
-        task = _current_task()
-        self._watchers[task] = changed
-        self._told = False
-        try:
-            while True:
-                changed.clear()
-                self._told = False
-                await call.send(self.load_report().encode(None if reader is None else reader.take()))
-                if self._stopped:
-                    call.end()
-                    return
-                await asyncio.sleep(_REPORT_GAP)
-                if reader is not None and reader.behind:
-                    continue
-                try:
-                    await asyncio.wait_for(changed.wait(), _HEARTBEAT - _REPORT_GAP)
-                except TimeoutError:
-                    continue
-        finally:
-            del self._watchers[task]
-            if reader is not None:
-                reader.close()
 
     def _traced(self) -> Spans:
         if self._spans is None:
