@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import array
+import inspect
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pulsing._core import Usage, encode_answer
 from pulsing.serving._errors import RequestError, shown
 from pulsing.serving._messages import parse_messages, text_of
 from pulsing.serving._request import is_token, parse_json
 
-__all__ = ["EmbedRequest", "Embeddings", "TokenizeRequest", "Tokens", "embeddings_answer", "parse_tokens"]
+if TYPE_CHECKING:
+    from pulsing._core import WorkerRequest
+    from pulsing.serving.worker import Worker
+
+__all__ = ["EmbedRequest", "Embeddings", "TokenizeRequest", "Tokens", "answered", "embeddings_answer", "parse_tokens"]
 
 # As OpenAI has it.
 _MAX_INPUTS = 2048
@@ -198,3 +203,29 @@ def _floats(vector: Iterable[float]) -> array.array[float]:
     # A tensor gives its numbers one by one as tensors; a list of them is one step for all of them.
     tolist = getattr(vector, "tolist", None)
     return array.array("f", vector if tolist is None else tolist())
+
+
+async def answered(worker: Worker, asked: WorkerRequest) -> bytes:
+    """What a question is answered with by a worker.
+
+    Args:
+        worker: it has a method for the question.
+        asked: the question.
+
+    Raises:
+        RequestError: the question is none, or the worker says so.
+    """
+    if asked.api == "embeddings":
+        request = EmbedRequest.from_body(asked.body, request_id=asked.request_id)
+        return embeddings_answer(request, await _given(worker.embed(request)))
+    if asked.api == "detokenize":
+        return encode_answer(text=await _given(worker.detokenize(parse_tokens(asked.body))))
+    given = await _given(worker.tokenize(TokenizeRequest.from_body(asked.body)))
+    tokens = given if isinstance(given, Tokens) else Tokens(given)
+    return encode_answer(
+        tokens=list(tokens.ids), token_texts=list(tokens.texts or ()), max_model_len=worker.max_model_len
+    )
+
+
+async def _given(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

@@ -167,7 +167,8 @@ class EngineWorker(Worker):
             learnt["normalize"] = self._engine if normalizes else ""
         if self._continue != "off":
             # Empty rather than absent: what was published before is not to stand.
-            learnt |= {"continue": self._continues(), "fingerprint": self._identity or ""}
+            continues = self._continues()
+            learnt |= {"continue": continues, "fingerprint": (self._identity or "") if continues else ""}
         return learnt
 
     def _continues(self) -> str:

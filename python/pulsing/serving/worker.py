@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_answer, encode_deltas, prompt_blocks
+from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_deltas, prompt_blocks
 from pulsing.core import Actor, Message
 from pulsing.core._actor import cell_of
 from pulsing.serving._blocks import HeldBlocks, TellsBlocks
@@ -33,8 +33,7 @@ from pulsing.serving._questions import (
     EmbedRequest,
     TokenizeRequest,
     Tokens,
-    embeddings_answer,
-    parse_tokens,
+    answered,
 )
 from pulsing.serving._reports import LoadReports
 from pulsing.serving._request import GenerateRequest
@@ -473,7 +472,7 @@ class Worker(TellsBlocks, Actor):
             )
         if wire.kind == "question":
             self._check_state()
-            return lambda: self._answer(wire)
+            return lambda: answered(self, wire)
         blocks, prompt_bytes = prompt_blocks(wire.api, wire.body) if self.reports_blocks else ([], 0)
         request = GenerateRequest.from_body(
             wire.api,
@@ -548,20 +547,6 @@ class Worker(TellsBlocks, Actor):
             self._slots.release()
             self._load_changed()
 
-    async def _answer(self, wire: WorkerRequest) -> bytes:
-        """What a question is answered with."""
-        if wire.api == "embeddings":
-            request = EmbedRequest.from_body(wire.body, request_id=wire.request_id)
-            return embeddings_answer(request, await _given(self.embed(request)))
-        if wire.api == "detokenize":
-            return encode_answer(text=await _given(self.detokenize(parse_tokens(wire.body))))
-        asked = TokenizeRequest.from_body(wire.body)
-        given = await _given(self.tokenize(asked))
-        tokens = given if isinstance(given, Tokens) else Tokens(given)
-        return encode_answer(
-            tokens=list(tokens.ids), token_texts=list(tokens.texts or ()), max_model_len=self.max_model_len
-        )
-
     async def _loaded_first(self) -> None:
         try:
             # Shielded: the first client going away must not stop the load the second one waits for.
@@ -610,10 +595,6 @@ class Worker(TellsBlocks, Actor):
         finally:
             self._held -= 1
             self._last_token = time.monotonic()
-
-
-async def _given(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _current_task() -> asyncio.Task[Any]:
