@@ -192,15 +192,20 @@ class Engine:
 
 
 class Tether:
-    """Ends the engine's processes with this one, even if it is killed (on Linux). See ``_vllm_guardian``."""
+    """Ends the engine's processes with this one, even if it is killed (on Linux). See ``_vllm_guardian``.
 
-    def __init__(self) -> None:
+    Args:
+        folder: directory that goes with them.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
         self._mark = ("PULSING_ENGINE_OF", f"{os.getpid()}-{uuid.uuid4().hex}")
         self._guardian: subprocess.Popen[bytes] | None = None
         if sys.platform.startswith("linux"):
             program = Path(__file__).with_name("_vllm_guardian.py")
+            folders = [] if folder is None else [str(folder)]
             self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(program), "=".join(self._mark)],
+                [sys.executable, "-I", "-S", str(program), "=".join(self._mark), *folders],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 # A signal to the worker's group must not end what watches over it.
@@ -304,7 +309,7 @@ class EngineStart:
         # A Ctrl-C goes to every process of the terminal. The engine must outlive it, to finish what runs; it is ended
         # by its worker. Its processes inherit the mask of this thread, which has no other use for it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        tether = Tether()
+        tether = Tether(None if events is None else events.folder)
         try:
             with tether.marking():
                 llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._load.logger])

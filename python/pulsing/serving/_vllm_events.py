@@ -13,16 +13,21 @@ import msgspec
 import zmq
 import zmq.asyncio
 from vllm.config.kv_events import KVEventsConfig
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from pulsing.serving._token_blocks import TokenBlocks
 
-__all__ = ["EventSocket", "follow"]
+__all__ = ["EventSocket", "KvNews", "follow"]
 
 _log = logging.getLogger("pulsing.serving")
 
 # Groups of layers whose blocks tell what a prompt has left: those that see all of it.
 _WHOLE = (None, "full_attention", "mla_attention", "sink_full_attention")
+
+# The cache that the engine computes with, on a CPU too. What a connector keeps elsewhere has events of its own.
+_OWN = (None, MEDIUM_GPU)
+# Longest name of a socket file that systems take, less what is added to it.
+_LONGEST = 90
 
 
 class EventSocket:
@@ -30,8 +35,11 @@ class EventSocket:
 
     def __init__(self) -> None:
         # Only its owner may enter such a directory: prompts travel here.
-        self._folder = Path(tempfile.mkdtemp(prefix="pulsing-kv-"))
-        self.endpoint = f"ipc://{self._folder / 'events'}"
+        self.folder = Path(tempfile.mkdtemp(prefix="pulsing-kv-"))
+        if len(str(self.folder)) > _LONGEST:
+            self.close()
+            self.folder = Path(tempfile.mkdtemp(prefix="pulsing-kv-", dir="/tmp"))
+        self.endpoint = f"ipc://{self.folder / 'events'}"
 
     def config(self) -> KVEventsConfig:
         """vLLM's own words for it."""
@@ -39,7 +47,7 @@ class EventSocket:
 
     def close(self) -> None:
         """Remove it."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 async def follow(endpoints: Sequence[str], blocks: TokenBlocks, model: str) -> None:
@@ -53,6 +61,7 @@ async def follow(endpoints: Sequence[str], blocks: TokenBlocks, model: str) -> N
     socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
     decoder = msgspec.msgpack.Decoder(KVEventBatch)
     expected: dict[int, int] = {}
+    news = KvNews(blocks)
     try:
         # A limit would lose news in a rush; memory is bounded by what the engine itself holds back.
         socket.set_hwm(0)
@@ -68,17 +77,34 @@ async def follow(endpoints: Sequence[str], blocks: TokenBlocks, model: str) -> N
                 blocks.cleared()
             expected[rank] = sequence + 1
             for event in batch.events:
-                _tell(blocks, event)
+                news.hear(event)
     finally:
         socket.close(linger=0)
 
 
-def _tell(blocks: TokenBlocks, event: Any) -> None:
-    if isinstance(event, BlockStored):
-        # Salted blocks, and those of adapters and images, are found again only by requests that have the same.
-        if event.kv_cache_spec_kind in _WHOLE and not any(event.extra_keys or ()):
-            blocks.stored(event.parent_block_hash, event.block_hashes, event.token_ids, event.block_size)
-    elif isinstance(event, BlockRemoved):
-        blocks.removed(event.block_hashes)
-    elif isinstance(event, AllBlocksCleared):
-        blocks.cleared()
+class KvNews:
+    """Passes on what vLLM's events say of the engine's own cache, and of prompts as such.
+
+    Args:
+        blocks: who is told.
+    """
+
+    def __init__(self, blocks: TokenBlocks) -> None:
+        self._blocks = blocks
+        # Groups of layers that see all of a prompt; what has become of a block there decides.
+        self._groups: set[int | None] = {None}
+
+    def hear(self, event: Any) -> None:
+        """One event, whatever it is."""
+        if isinstance(event, BlockStored):
+            if event.medium not in _OWN or event.kv_cache_spec_kind not in _WHOLE:
+                return
+            self._groups.add(event.group_idx)
+            # Salted blocks, and those of adapters and images, are found again only by requests that have the same.
+            if not any(event.extra_keys or ()):
+                self._blocks.stored(event.parent_block_hash, event.block_hashes, event.token_ids, event.block_size)
+        elif isinstance(event, BlockRemoved):
+            if event.medium in _OWN and event.group_idx in self._groups:
+                self._blocks.removed(event.block_hashes)
+        elif isinstance(event, AllBlocksCleared):
+            self._blocks.cleared()

@@ -4,7 +4,7 @@ vLLM's engine does not notice a ``kill -9`` of its parent: it would hold its GPU
 holds a pipe to this program and gives its engine's processes, and so theirs, a mark in the environment. When the pipe
 ends, what carries the mark is killed. Standard library only, and started with -I -S: it must cost next to nothing.
 
-    python -I -S _vllm_guardian.py NAME=VALUE       (the mark)
+    python -I -S _vllm_guardian.py NAME=VALUE [FOLDER]     (the mark; what the engine has there goes with it)
 """
 
 import contextlib
@@ -50,6 +50,12 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
+    for folder in sys.argv[2:]:
+        # A worker that ends in order has removed it itself.
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                os.unlink(os.path.join(folder, name))
+            os.rmdir(folder)
 
 
 if __name__ == "__main__":
