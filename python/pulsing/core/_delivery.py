@@ -35,7 +35,7 @@ class Delivery(CallContext):
         carried: Context variables that travel with the call; None: the handler's context needs nothing.
         no_wait: Refuse instead of waiting in a full mailbox.
         one_way: Nobody waits for the answer.
-        site: File, line and, of another node, address that sent it, of a message that nobody waits for.
+        site: File and line that sent it, or another node's words for that, of a message that nobody waits for.
     """
 
     sender: bytes | None = None
@@ -43,7 +43,7 @@ class Delivery(CallContext):
     carried: dict[str, Any] | None = None
     no_wait = False
     one_way = False
-    site: tuple[str, int, str] | None = None
+    site: tuple[str, int] | str | None = None
     state = WAITING
     task: asyncio.Task[None] | None = None
     """The task of its handler, from the handler's first step on."""

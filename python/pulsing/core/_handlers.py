@@ -312,11 +312,10 @@ class Handlers:
             task.cancel()
 
 
-def whence(cell: Cell, site: tuple[str, int, str] | None, sender: bytes | None) -> str:
+def whence(cell: Cell, site: tuple[str, int] | str | None, sender: bytes | None) -> str:
     """Where a message came from that nobody waits for: who reads of its failure can look there."""
     if site is not None:
-        file, line, node = site
-        return f"at {file}:{line}" + (f" on the node at {node}" if node else "")
+        return f"at {site}" if isinstance(site, str) else f"at {site[0]}:{site[1]}"
     return f"by actor {cell.system.label_of(sender)}" if sender is not None else "from elsewhere"
 
 

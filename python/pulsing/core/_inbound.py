@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Resolved = tuple[MethodSpec, tuple[Any, ...], dict[str, Any]]
 """How a handler runs, and its arguments."""
 
-Envelope = tuple[int, str, tuple[Any, ...], dict[str, Any], dict[str, bytes] | None, tuple[str, int, str] | None]
-"""Operation, name, arguments, what the call carries, and the file, line and address that a `tell` came from."""
+Envelope = tuple[int, str, tuple[Any, ...], dict[str, Any], dict[str, bytes] | None, str | None]
+"""Operation, name, arguments, what the call carries, and where in the code a `tell` came from."""
 
 _log = logging.getLogger("pulsing")
 

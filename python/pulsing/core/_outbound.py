@@ -35,7 +35,7 @@ def _envelope(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     carried: dict[str, Any] | None,
-    site: tuple[str, int, str] | None = None,
+    site: str | None = None,
 ) -> tuple[int, bytes, list[Any]]:
     packed = pack(carried) if carried else None
     # What few messages have comes last, and is left out: who does not know it does not miss it.
@@ -200,9 +200,9 @@ def remote_tell(
     context: CallContext | None,
     trace: str | None = None,
     carried: dict[str, Any] | None = None,
-    site: tuple[str, int, str] | None = None,
+    site: str | None = None,
 ) -> Awaitable[None] | None:
-    """Sends through Rust, without an answer, from `site`: file, line, and the node's address. None: it is on its way;
+    """Sends through Rust, without an answer, from `site`, as other nodes are told. None: it is on its way;
     else that is to be awaited.
     """
     bridge = bridge_of(get_running_loop())

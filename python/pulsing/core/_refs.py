@@ -179,8 +179,9 @@ class ActorRef:
         if chosen.active or OTEL in modules:
             trace, carried = gather(context)
         if not self._local or loop is not system.loop:
-            site = _call_site(system.addr)
-            waiting = remote_tell(self, op, name, args, kwargs, options.no_wait, context, trace, carried, site)
+            site = _call_site()
+            place = None if site is None else system.places.get(site) or system.place(site)
+            waiting = remote_tell(self, op, name, args, kwargs, options.no_wait, context, trace, carried, place)
             if waiting is not None:
                 await waiting
             return
@@ -195,7 +196,7 @@ class ActorRef:
             args, kwargs = system.copied((args, kwargs))
         d = Delivery(cell, spec, args, kwargs, _NOBODY)
         d.one_way = True
-        d.site = _call_site("")
+        d.site = _call_site()
         if context is not None:
             d.sender = context.cell.raw
         if trace is not None:
@@ -253,14 +254,14 @@ class ActorRef:
 _NOBODY = NoReply()
 
 
-def _call_site(node: str) -> tuple[str, int, str] | None:
-    """File and line of the code outside of this package that is running, and `node`; None if only the event loop is."""
+def _call_site() -> tuple[str, int] | None:
+    """File and line of the code outside of this package that is running; None if only the event loop is."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__package__") == __package__:
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__package__") == "asyncio":
         return None
-    return frame.f_code.co_filename, frame.f_lineno, node
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 class _TellReply(NoReply):

@@ -41,6 +41,8 @@ from pulsing.exceptions import (
 
 _log = logging.getLogger("pulsing")
 
+_PLACES = 1024
+"""Places in code whose words are kept."""
 _FLUSH_EVERY = 0.5
 """Seconds by which `/metrics` may lag behind what happened in Python."""
 
@@ -92,6 +94,8 @@ class ActorSystem:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: asyncio.Task[None] | None = None
         self._thread = threading.get_ident()
+        self.places: dict[tuple[str, int], str] = {}
+        """Files and lines that send to other nodes, as those are told."""
         self.desks: dict[LoopBridge, Desk] = {}
         """Where other nodes fetch the streams that calls from a loop carry."""
 
@@ -500,6 +504,13 @@ class ActorSystem:
         """How messages name an actor."""
         cell = self._cells.get(raw)
         return cell.label if cell is not None else self.core.name_of(raw) or raw.hex()
+
+    def place(self, site: tuple[str, int]) -> str:
+        """A file and a line as other nodes are told, kept in `places`."""
+        if len(self.places) >= _PLACES:
+            self.places.clear()
+        text = self.places[site] = f"{site[0]}:{site[1]} on the node at {self.addr}"
+        return text
 
     def set_metadata(self, cell: Cell, values: dict[str, str]) -> None:
         """Replaces published metadata keys of an actor."""
