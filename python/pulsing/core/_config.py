@@ -43,8 +43,8 @@ class SystemConfig:
         max_observers: Observers served at once.
         preset: How patient failure detection is: "local", "lan", "wan"; "auto": local without a secret, else lan.
         default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
-        start_timeout: Seconds an actor's constructor may take, and then its `on_start`; None for ever. A constructor
-            that blocks its caller's own loop cannot be limited.
+        start_timeout: Seconds an actor's constructor may take, and then its `on_start`; None for ever. The default
+            lets a constructor load a large model. One that blocks its caller's own loop cannot be limited.
         stop_timeout: Seconds an actor's `on_stop` may take; a killed actor's gets one.
         stop_grace: Seconds that running handlers get when their actor or the node is stopped.
         process_start_timeout: Seconds that the process of an actor (``new_process=True``) may take until it has joined;
@@ -81,7 +81,7 @@ class SystemConfig:
     max_observers: int = 256
     preset: Preset = "auto"
     default_timeout: float | None = DEFAULT_TIMEOUT
-    start_timeout: float | None = 60.0
+    start_timeout: float | None = 600.0
     stop_timeout: float = 60.0
     stop_grace: float = 5.0
     process_start_timeout: float | None = 30.0

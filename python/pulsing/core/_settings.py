@@ -278,7 +278,7 @@ SETTINGS: tuple[Setting, ...] = (
         lambda value: value in ("auto", "local", "lan", "wan"),
     ),
     _seconds("default_timeout", 30.0, "how long a call waits for its first answer unless it says otherwise"),
-    _seconds("start_timeout", 60.0, "how long an actor's constructor may take, and then its `on_start`"),
+    _seconds("start_timeout", 600.0, "how long an actor's constructor may take, and then its `on_start`"),
     Setting(
         "stop_timeout",
         float,
