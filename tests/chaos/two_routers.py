@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -31,11 +32,15 @@ def wait_for(what: str, condition: Callable[[], bool], limit: float = 60.0) -> N
 
 
 def free_ports(count: int) -> list[int]:
+    """Ports that nobody has and that the system gives to nobody: who listens there is to come back after its end."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        found: list[int] = []
+        while len(found) < count:
+            one, port = stack.enter_context(socket.socket()), random.randrange(10_240, 32_768)
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                found.append(port)
+        return found
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -84,13 +89,13 @@ class Door:
         node: Port of its node.
         port: Where it serves HTTP.
         process: Who stands there.
-        killed: Times of `kill -9`, on `time.monotonic`'s clock.
+        dead: When the last one ended that was killed here (`time.monotonic`); never, while it is being killed.
     """
 
     node: int
     port: int
     process: subprocess.Popen[bytes]
-    killed: list[float] = dataclasses.field(default_factory=list)
+    dead: float = 0.0
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body; status 0 where nobody answers."""
