@@ -6,6 +6,7 @@
 mod breaker;
 mod clock;
 mod companion;
+mod likeness;
 mod lockout;
 mod role;
 mod served;
@@ -31,12 +32,12 @@ use crate::protocol::{self, BlockNews, Description, LoadReport};
 pub(crate) use breaker::Fault;
 pub use clock::Limits;
 pub use companion::Companion;
+pub(crate) use likeness::{Continues, Likeness};
 pub use role::{Pairing, Role};
 pub use served::Served;
 pub use snapshot::Snapshot;
 use snapshot::{Group, NAMES_SHOWN};
 pub use state::State;
-pub(crate) use worker::{Continues, Likeness};
 pub use worker::{Lease, Worker};
 
 /// First pause before a lost load subscription is tried again; doubles up to [`RETRY_MAX`].

@@ -15,6 +15,7 @@ use crate::protocol::{self, LoadReport};
 
 use super::breaker::{Breaker, Fault};
 use super::clock::{Clocks, Grant, Limits};
+use super::likeness::{Continues, Likeness};
 use super::lockout::Lockout;
 use super::state::State;
 use super::{Companion, Pairing, Role};
@@ -48,25 +49,6 @@ struct Facts {
     continues: String,
     /// `fingerprint` in the metadata.
     fingerprint: String,
-}
-
-/// What Workers have in common that give the same answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Likeness {
-    model: Option<String>,
-    fingerprint: String,
-    sampled: bool,
-    /// How an engine is asked to go on; `None` for an actor.
-    pub(crate) continues: Option<Continues>,
-}
-
-/// Engines that go on with an unfinished message of the assistant, by whose rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Continues {
-    /// The chat template writes the message down; what may begin a stop string is held back.
-    Vllm,
-    /// The message's tokens are put behind the prompt's.
-    Sglang,
 }
 
 /// One Worker: an instance id; a restarted one is another Worker.
