@@ -58,7 +58,8 @@ async def follow(endpoints: Sequence[str], blocks: TokenBlocks, model: str) -> N
         blocks: who is told.
         model: the model's name, for messages.
     """
-    socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.SUB)
     decoder = msgspec.msgpack.Decoder(KVEventBatch)
     expected: dict[int, int] = {}
     news = KvNews(blocks)
@@ -79,7 +80,7 @@ async def follow(endpoints: Sequence[str], blocks: TokenBlocks, model: str) -> N
             for event in batch.events:
                 news.hear(event)
     finally:
-        socket.close(linger=0)
+        context.destroy(linger=0)
 
 
 class KvNews:

@@ -193,6 +193,8 @@ class VllmWorker(Worker):
         for task in (self._watch, self._listening):
             if task is not None:
                 task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         if self._engine is not None:
             self._engine.stop_reading()
             await in_daemon_thread(self._engine.close, f"close {self.model}")
