@@ -9,7 +9,11 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +211,72 @@ def test_s5_what_vllm_evicts_is_forgotten_by_the_router(pair: Pair) -> None:
         await until("the Router to forget", nothing)
 
     pair.run(run())
+
+
+def test_halves_of_a_fleet_are_paired_and_answer_as_one_engine_does(pair: Pair, model: Path, tmp_path: Path) -> None:
+    expected = pair.run(alone(pair.decode, STORY, 16))
+    storage = tmp_path / "kv"
+    storage.mkdir()
+    settings = {**vllm_kit.ENGINE, **SMALL_CACHE, "served_model_name": "SmolLM2", "enable_prompt_tokens_details": True}
+    halves = (("prefill", "kv_producer"), ("decode", "kv_consumer"))
+    file = tmp_path / "fleet.yaml"
+    file.write_text(
+        json.dumps(
+            {
+                "fleet": "pairs",
+                "join": {"seeds": "${spec.front.node}", "name": "worker"},
+                "routers": [{"name": "front", "model_name": "alias", "worker_name": "worker"}],
+                "engines": [
+                    {
+                        "engine": "vllm",
+                        "model": str(model),
+                        "program": [sys.executable, "-m", "vllm.entrypoints.openai.api_server"],
+                        "env": vllm_kit.ENVIRONMENT,
+                        "groups": [
+                            {
+                                "worker_type": role,
+                                "overrides": {**settings, "kv_transfer_config": transfer(storage, kv_role)},
+                            }
+                            for role, kv_role in halves
+                        ],
+                    }
+                ],
+            }
+        )
+    )
+    state = tmp_path / "state"
+    words = [sys.executable, "-m", "pulsing.cli", "fleet", "up", str(file)]
+    said = tmp_path / "said"
+    with said.open("wb") as output:
+        launcher = subprocess.Popen(
+            words, stdout=output, stderr=output, env={**os.environ, "PULSING_FLEET_DIR": str(state)}
+        )
+    try:
+        router = ""
+        deadline = time.monotonic() + 300
+        while not router:
+            assert launcher.poll() is None, said.read_text()
+            assert time.monotonic() < deadline, said.read_text()
+            snapshot = state / "pairs" / "state.json"
+            cells = json.loads(snapshot.read_text())["cells"] if snapshot.exists() else []
+            if len(cells) == 3 and all(cell["joined"] is not False for cell in cells):
+                (front,) = [cell for cell in cells if cell["name"] == "front/0"]
+                router = front["addrs"]["0"].get("primary", "")
+            time.sleep(0.1)
+
+        async def run() -> None:
+            await ready(router, 2)
+            for stream in (False, True):
+                status, body = await chat(router, STORY, temperature=0, max_tokens=16, stream=stream)
+                assert status == 200, body
+                if not stream:
+                    assert body["choices"][0]["message"]["content"] == expected
+            assert list(storage.iterdir()), "the prefill server has stored what it read"
+
+        pair.run(run())
+    finally:
+        launcher.terminate()
+        launcher.wait(60)
 
 
 def test_s5_only_what_tells_of_prompts_as_such_is_passed_on() -> None:
