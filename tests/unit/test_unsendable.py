@@ -27,6 +27,36 @@ class Slotted:
         self.inner = inner
 
 
+class Refuses:
+    """Its pickling raises `error`, or recurses for ever."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    def __getstate__(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.__getstate__()
+
+
+def nested(depth: int) -> list[Any]:
+    whole: list[Any] = []
+    for _ in range(depth):
+        whole = [whole]
+    return whole
+
+
+REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "ValueError": (lambda: Refuses(ValueError("no state")), TypeError, "ValueError: no state"),
+    "KeyError": (lambda: [Refuses(KeyError("k"))], TypeError, r"\[0\] to .*KeyError: 'k'"),
+    "StopIteration": (lambda: Refuses(StopIteration(1)), TypeError, "StopIteration: 1"),
+    "MemoryError": (lambda: Refuses(MemoryError("full")), MemoryError, "full"),
+    "recursion": (lambda: Refuses(None), TypeError, "nested too deeply"),
+    "depth": (lambda: nested(5000), TypeError, "nested too deeply"),
+}
+"""What makes it, and what whoever sends it gets."""
+
+
 class LockedError(Exception):
     """An error that holds what cannot be pickled."""
 
@@ -50,6 +80,25 @@ class Place:
 
     def answer(self) -> Any:
         return {"deep": [Job(lock=threading.Lock())]}
+
+    def refused(self, kind: str) -> Any:
+        return REFUSALS[kind][0]()
+
+    async def refused_later(self, kind: str) -> Any:
+        return REFUSALS[kind][0]()
+
+    @pul.blocking
+    def refused_in_thread(self, kind: str) -> Any:
+        return REFUSALS[kind][0]()
+
+    async def refused_item(self, kind: str) -> AsyncIterator[Any]:
+        yield REFUSALS[kind][0]()
+
+    def exits(self) -> Any:
+        return Refuses(SystemExit(3))
+
+    async def cancels(self) -> Any:
+        return Refuses(asyncio.CancelledError())
 
     async def items(self) -> AsyncIterator[Any]:
         yield 1
@@ -149,6 +198,32 @@ def test_r1_answers_and_items_that_cannot_travel_are_errors_at_the_caller() -> N
             with pytest.raises(TypeError, match=r"cannot send the answer\.lock"):
                 await collect(far.items(), got)
             assert got == [1]
+
+    run(main())
+
+
+@pytest.mark.parametrize("debug_copy", [False, True], ids=["between nodes", "copies within one"])
+def test_r1_whatever_pickling_raises_is_an_answer(debug_copy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULSING_DEBUG_COPY", "1" if debug_copy else "0")
+
+    async def main() -> None:
+        async with cluster(2) as systems:
+            place = await Place.spawn(system=systems[0])
+            caller = (place if debug_copy else proxy_on(systems[1], place)).options(timeout=20)
+            for kind, (make, error, words) in REFUSALS.items():
+                for method in ("refused", "refused_later", "refused_in_thread"):
+                    with pytest.raises(error, match=words):
+                        await getattr(caller, method)(kind)
+                with pytest.raises(error, match=words):
+                    await collect(caller.refused_item(kind), [])
+                with pytest.raises(error, match=words):
+                    await caller.take(make())
+            # Neither ends the actor, its node or its caller.
+            with pytest.raises(TypeError, match="SystemExit"):
+                await caller.exits()
+            with pytest.raises(TypeError, match="CancelledError"):
+                await caller.cancels()
+            assert await caller.count() == 0
 
     run(main())
 

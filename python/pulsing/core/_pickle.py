@@ -177,7 +177,9 @@ def _dump(obj: Any, callback: Any, buffers: list[Any]) -> list[Any]:
     out = _Pieces()
     try:
         _Pickler(out, protocol=5, buffer_callback=callback).dump(obj)
-    except (_ByValueError, pickle.PicklingError, TypeError, AttributeError):
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever the object's own pickling raises
         out.kept.clear()
         return _dump_by_value(obj, callback, buffers)
     return out.kept
@@ -188,6 +190,8 @@ def _dump_by_value(obj: Any, callback: Any, buffers: list[Any]) -> list[Any]:
     out = _Pieces()
     try:
         _by_value()(out, protocol=5, buffer_callback=callback).dump(obj)
+    except MemoryError:
+        raise
     except Exception as error:
         # The frames of an error often end in a cycle: see `_by_value`.
         buffers.clear()

@@ -100,7 +100,13 @@ class LocalReply:
 
     def value(self, value: Any) -> None:
         if not self.done:
-            self.result = self._copied(value) if self.copy else value
+            if self.copy:
+                try:
+                    value = self._copied(value)
+                except BaseException as error:  # noqa: BLE001 - as in `RemoteReply.value`
+                    self.error(_as_answer(error, value))
+                    return
+            self.result = value
             self.done = True
             if self.future is not None and not self.future.done():
                 self.future.set_result(None)
@@ -197,8 +203,8 @@ class RemoteReply:
             return
         try:
             codec, head, buffers = encode(value)
-        except TypeError as error:
-            self.error(error)
+        except BaseException as error:  # noqa: BLE001 - whatever the value's own pickling raises is the answer (R1)
+            self.error(_as_answer(error, value))
             return
         self.done = True
         self.call.reply(head, buffers, codec)
@@ -278,6 +284,17 @@ def _unsendable(error: TypeError, answer: Any) -> TypeError:
     from pulsing.core._unsendable import unsendable
 
     return unsendable(error, "its caller", [("the answer", answer)])
+
+
+def _as_answer(error: BaseException, value: Any) -> BaseException:
+    """What the caller gets whose answer `value` raised `error` when it was pickled. An exit or a cancellation of its
+    pickling is neither the caller's nor the loop's.
+    """
+    if isinstance(error, Exception):
+        return error
+    told = TypeError(f"cannot send the answer, a {type(value).__name__}, to its caller: {type(error).__name__}")
+    told.__cause__ = error
+    return told
 
 
 def decode(codec: int, head: bytes, buffers: list[Any], system: Any) -> Any:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import types
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from pulsing.core._errors import text_of
 from pulsing.core._pickle import dumps_whole
 
 _BUDGET = 2000
 """Attempts at pickling parts before the search settles for what it has found: a hint, not worth seconds."""
+
+_TELLING = (TypeError, AttributeError, pickle.PicklingError)
+"""What the pickle module raises of objects that it cannot pickle."""
 
 
 def _is_stream(value: Any) -> bool:
@@ -29,6 +34,9 @@ def unsendable(error: TypeError, where: str, parts: list[tuple[str, Any]]) -> Ty
     for name, part in parts:
         why = search.refusal(part)
         if why is not None:
+            if isinstance(why, RecursionError):
+                # No part of it is at fault, and its path would fill pages.
+                return TypeError(f"cannot send {name} to {where}: it is nested too deeply to be pickled")
             path, culprit, why = search.deepest(name, part, why)
             return TypeError(f"cannot send {path} to {where}: {_reason(culprit, why)}")
     return error
@@ -44,7 +52,15 @@ def _reason(culprit: Any, why: BaseException) -> str:
     if _is_stream(culprit):
         kind = type(culprit).__name__
         return f"a stream ({kind}) travels as an argument of its own, not inside other objects or answers"
-    return str(why) or type(why).__name__
+    # Of these the text says all; "'key'" of a KeyError says nothing without its type.
+    return text_of(why) if isinstance(why, _TELLING) else f"{type(why).__name__}: {text_of(why)}".removesuffix(": ")
+
+
+def _source(error: BaseException) -> BaseException:
+    """What the pickle module and ours have put into words of their own; else the error itself."""
+    while isinstance(error, _TELLING) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
 
 
 class _Search:
@@ -58,7 +74,7 @@ class _Search:
         try:
             dumps_whole(part)
         except Exception as error:  # noqa: BLE001 - whatever the object's own pickling raises
-            return error.__cause__ or error
+            return _source(error)
         return None
 
     def deepest(self, path: str, part: Any, why: BaseException) -> tuple[str, Any, BaseException]:
