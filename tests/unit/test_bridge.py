@@ -11,7 +11,7 @@ import textwrap
 from typing import Any, cast
 
 import pytest
-from runtime_util import cluster, run
+from runtime_util import cluster, eventually, run
 
 import pulsing as pul
 from pulsing import _core
@@ -80,6 +80,33 @@ def test_r1_an_answer_to_a_caller_that_was_cancelled_in_the_same_turn_is_no_erro
         bridge.close()
 
     run(main())
+
+
+def test_r13_what_interrupts_a_turn_of_the_loop_costs_nobody_else_an_event() -> None:
+    class Interrupt(BaseException):
+        """As Ctrl-C in a handler."""
+
+    def interrupt(event: tuple[Any, ...]) -> None:
+        seen.append(event)
+        raise Interrupt
+
+    async def main() -> None:
+        bridge = LoopBridge(asyncio.get_running_loop())
+        bridge.loop.set_exception_handler(lambda _, context: escaped.append(context["exception"]))
+        bridge.handlers[1], bridge.handlers[2] = interrupt, seen.append
+        real, bridge.core = bridge.core, cast(Any, Scripted((0, 1), (0, 2), (1, 1), (1, 2)))
+        with pytest.raises(Interrupt):
+            bridge._drain()
+        assert bridge.core.flushed == 1
+        await eventually("the others' events are delivered", lambda: len(seen) == 4)
+        assert [type(one) for one in escaped] == [Interrupt]
+        bridge.core = real
+        bridge.close()
+
+    seen: list[tuple[Any, ...]] = []
+    escaped: list[BaseException] = []
+    run(main())
+    assert seen == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
 def test_r6_items_that_come_with_the_beginning_of_a_stream_wait_for_its_caller() -> None:

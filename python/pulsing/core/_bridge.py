@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 from pulsing import _core
@@ -106,10 +106,16 @@ class LoopBridge:
         self.handlers.clear()
 
     def _drain(self) -> None:
-        handlers = self.handlers
         core = self.core
         try:
-            for event in core.drain():
+            self._deliver(iter(core.drain()))
+        finally:
+            core.flush()
+
+    def _deliver(self, events: Iterator[Event]) -> None:
+        handlers = self.handlers
+        try:
+            for event in events:
                 handler = handlers.get(event[1])
                 if handler is None:
                     if event[0] == STREAM_START and len(event) > 2:
@@ -120,8 +126,10 @@ class LoopBridge:
                 except Exception:  # noqa: BLE001 - one bad event must not cost the loop the others
                     if not _gave_up(handler):
                         _log.exception("internal error while delivering event %r", event[:2])
-        finally:
-            core.flush()
+        except BaseException:
+            # It ends this turn, and perhaps the program. Whoever goes on with the loop finds the others' events.
+            self.loop.call_soon(self._deliver, events)
+            raise
 
     def _held(self, event: Event, handler: Handler) -> Event:
         """Keeps what follows a stream's beginning for a caller that has not looked yet: as the event's third part."""
