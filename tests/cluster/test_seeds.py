@@ -59,6 +59,28 @@ async def forward(port: int) -> AsyncIterator[int]:
         server.close()
 
 
+@pytest.mark.parametrize("listened", ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"])
+def test_m6_a_wildcard_as_seed_is_this_host(listened: str) -> None:
+    async def main() -> None:
+        first = await pul.actor_system(listened)
+        port = first.addr.rpartition(":")[2]
+        try:
+            for wildcard in (f"0.0.0.0:{port}", f"[::]:{port}"):
+                async with local_system(seeds=[wildcard], join_timeout=20) as second:
+                    await all_see(first, second)
+        finally:
+            await first.shutdown(0.0)
+        # It may be the node's own.
+        for own in (f"0.0.0.0:{port}", f"[::]:{port}"):
+            alone = await pul.actor_system(own, seeds=[own], join_timeout=20)
+            try:
+                assert await alive(alone) == 1
+            finally:
+                await alone.shutdown(0.0)
+
+    run(main())
+
+
 def test_m6_a_file_of_seeds_may_be_written_later(tmp_path: pathlib.Path) -> None:
     async def main() -> None:
         file = tmp_path / "seeds"

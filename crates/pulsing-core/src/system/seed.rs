@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -131,7 +131,11 @@ impl Seed {
         for place in places {
             match tokio::time::timeout(LOOKUP_LIMIT, address::resolve(&place, transport)).await {
                 Ok(Ok(addrs)) => {
-                    found.extend(addrs.into_iter().filter(|addr| !found.contains(addr)).collect::<Vec<_>>())
+                    for addr in addrs.into_iter().flat_map(dialled) {
+                        if !found.contains(&addr) {
+                            found.push(addr);
+                        }
+                    }
                 }
                 Ok(Err(error)) => failure = Some(error),
                 Err(_) => {
@@ -145,6 +149,18 @@ impl Seed {
             _ => Ok(found),
         }
     }
+}
+
+/// The addresses that lead to `addr`. What a node listens on is often copied into a seed, and means this host when it is a
+/// wildcard: no peer can be told apart by it, nor can the node that is asked see that it was asked from its own host.
+fn dialled(addr: SocketAddr) -> Vec<SocketAddr> {
+    let loopback: &[IpAddr] = match addr.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => &[IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        // Who listens on it hears both families; who listens on 0.0.0.0 hears one.
+        IpAddr::V6(ip) if ip.is_unspecified() => &[IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        _ => return vec![addr],
+    };
+    loopback.iter().map(|ip| SocketAddr::new(*ip, addr.port())).collect()
 }
 
 impl fmt::Display for Seed {
