@@ -383,3 +383,19 @@ def test_r8_a_constructor_that_holds_up_another_node_fails_its_spawn_and_leaves_
         run(main())
     finally:
         MAY_RETURN.set()
+
+
+def test_r8_a_spawn_elsewhere_that_fails_by_its_limit_leaves_nothing_to_warn_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async with cluster(2, start_timeout=0.05) as (here, there):
+            for _ in range(3):
+                with pytest.raises(PulsingTimeoutError, match="on_start of actor slow"):
+                    await Placed.spawn("slow", system=here, name="slow", placement=there.node_id)
+            # What was told after those spawns has been heard once a later order is done.
+            await Placed.spawn(system=here, name="fine", placement=there.node_id)
+            assert there.local_actor_names() == ["fine"]
+
+    run(main())
+    assert "no such actor" not in caplog.text

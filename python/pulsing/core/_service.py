@@ -68,7 +68,9 @@ class PythonActorService:
 
     async def discard(self, actor: ActorId) -> None:
         """Ends an actor that was started for someone who gave up waiting for it."""
-        await self._system.kill(actor)
+        # Mostly its start has failed by itself or ended with the call, which is nothing to warn of.
+        if self._system.cell(actor) is not None or self._system.processes.find(actor) is not None:
+            await self._system.kill(actor)
 
     async def create_actor(
         self,
