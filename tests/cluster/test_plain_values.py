@@ -105,6 +105,17 @@ def test_r1_what_is_one_object_arrives_as_one() -> None:
     run(main())
 
 
+def test_r1_what_is_given_many_times_is_sent_once() -> None:
+    async def main() -> None:
+        async with cluster(2, max_message=1 << 20) as (one, two):
+            await Mirror.spawn(system=one, name="mirror")
+            far = await Mirror.resolve("mirror", system=two, timeout=5)
+            for value in (b"x" * 4000, "x" * 4000):
+                assert await far.echo(*[value] * 600) == (value,) * 600
+
+    run(main())
+
+
 def _value(dice: random.Random, depth: int = 3) -> Any:
     kind = dice.randrange(9 if depth else 6)
     if kind == 0:

@@ -13,7 +13,8 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyT
 
 /// Text and bytes up to this many bytes are plain; longer ones have ways of their own.
 const SHORT: usize = 4096;
-/// Pickles up to this many bytes are read here: of a longer one the values cost more than the start.
+/// Pickles up to this many bytes are made and read here: of a longer one the values cost more than the start, and what stands in
+/// it several times the pickle module writes once.
 const LONGEST: usize = 2 * SHORT;
 
 /// Opcodes, by the names that they have in `pickletools`.
@@ -53,7 +54,7 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The pickle of a call `(operation, name, args, {})`; `None` unless all arguments are plain.
+/// The pickle of a call `(operation, name, args, {})`; `None` unless all arguments are plain, and short together.
 pub(crate) fn envelope(operation: u8, name: &str, args: &Bound<'_, PyTuple>) -> Option<Bytes> {
     written(|out| {
         out.extend_from_slice(&[op::MARK, op::BININT1, operation]);
@@ -64,6 +65,9 @@ pub(crate) fn envelope(operation: u8, name: &str, args: &Bound<'_, PyTuple>) -> 
         }
         for value in args.iter_borrowed() {
             put(out, &value)?;
+            if out.len() > LONGEST {
+                return None;
+            }
         }
         out.push(match count {
             0 => op::EMPTY_TUPLE,
