@@ -363,6 +363,8 @@ def test_protocol_calls_arrive_raw_and_are_cancelled() -> None:
                 call.fail("some.Type", "words", code=418, data=b"{}")
             elif what == "raise":
                 raise CustomError(9)
+            elif what == "exit":
+                raise SystemExit(3)
             elif what == "wait":
                 try:
                     await asyncio.sleep(60)
@@ -391,6 +393,11 @@ def test_protocol_calls_arrive_raw_and_are_cancelled() -> None:
                 await far.ask(Message("wait", b"x"), timeout=0.05)
             await eventually("the task is cancelled", lambda: actor.log == ["cancelled"])
             assert await far.hello() == "hello"
+            # An exit ends the actor, not its node.
+            ended = pul.watch(far)
+            with pytest.raises(ActorStoppedError):
+                await far.ask(Message("exit", b"x"))
+            assert ((await ended).reason, (await ended).error) == ("failed", "SystemExit: 3")
 
     run(main())
 

@@ -217,6 +217,14 @@ class Mortal:
     def exit(self, code: Any) -> None:
         raise SystemExit(code)
 
+    async def exit_later(self, code: Any) -> None:
+        await asyncio.sleep(0)
+        raise SystemExit(code)
+
+    @pul.blocking
+    def exit_in_thread(self, code: Any) -> None:
+        raise SystemExit(code)
+
     def on_stop(self) -> None:
         self.log.append("stop")
 
@@ -235,7 +243,8 @@ def test_an_actor_may_drain_stop_and_kill_itself() -> None:
     run(main())
 
 
-def test_sys_exit_in_a_method_ends_the_actor_only() -> None:
+@pytest.mark.parametrize("method", ["exit", "exit_later", "exit_in_thread"])
+def test_sys_exit_in_a_method_ends_the_actor_only(method: str) -> None:
     async def main() -> None:
         async with local_system() as system:
             for code, reason in ((None, "stopped"), (0, "stopped"), (3, "failed")):
@@ -243,7 +252,7 @@ def test_sys_exit_in_a_method_ends_the_actor_only() -> None:
                 watch, hanging = pul.watch(one), asyncio.create_task(one.hang())
                 await asyncio.sleep(0)
                 with pytest.raises(ActorStoppedError):
-                    await one.exit(code)
+                    await getattr(one, method)(code)
                 ended = await watch
                 assert (ended.reason, ended.error) == (reason, "SystemExit: 3" if code else "")
                 with pytest.raises(ActorStoppedError):

@@ -196,9 +196,16 @@ class Handlers:
             self._leave(d)
 
     async def _in_thread(self, d: Delivery, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        job = asyncio.ensure_future(run_in_thread(copy_context(), function, *args, **kwargs))
+        async def run() -> tuple[Any, BaseException | None]:
+            try:
+                return await run_in_thread(copy_context(), function, *args, **kwargs), None
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Out of a task of its own it would end the loop, and the node with it.
+                return None, error
+
+        job = asyncio.ensure_future(run())
         try:
-            return await asyncio.shield(job)
+            result, error = await asyncio.shield(job)
         except asyncio.CancelledError:
             # The thread cannot be stopped, and the actor stays busy until it returns; the caller need not wait for
             # that.
@@ -206,6 +213,9 @@ class Handlers:
             if self._cell.state < STOPPING:
                 await asyncio.wait([job])
             raise
+        if error is not None:
+            raise error
+        return result
 
     async def _answer(self, d: Delivery, result: Any) -> None:
         if inspect.isawaitable(result):

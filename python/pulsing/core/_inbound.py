@@ -233,6 +233,11 @@ class Inlet:
             if not raw.answered:
                 raw.refuse("cancelled" if raw.cancelled else "actor_stopped")
             raise
+        except SystemExit as error:
+            # As of any handler: it ends the actor, not the loop.
+            if not raw.answered:
+                raw.refuse("actor_stopped")
+            cell.life.ended_itself(error)
         except Exception as error:  # noqa: BLE001 - whatever the user's method raises goes to its caller
             if raw.answered or raw.cancelled:
                 # The consumer has gone: nobody is left to tell.
