@@ -1,5 +1,6 @@
 """`pulsing actor`: every misuse is told before anything starts; a node starts, says where, and stops as asked."""
 
+import gc
 import json
 import os
 import pathlib
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from pulsing.cli._actor import collect_less
 
 MODULE = '''
 import abc
@@ -360,3 +363,14 @@ def test_a_cluster_with_a_secret(start: Callable[..., Node], pulsing: Pulsing, t
     for one in (member, node):
         one.process.send_signal(signal.SIGTERM)
         assert one.end()[0] == 0
+
+
+@pytest.mark.parametrize(("told", "becomes"), [(700, 10_000), (2_000, 10_000), (50_000, 50_000), (0, 0)])
+def test_the_collector_looks_less_often_unless_it_was_told_to(told: int, becomes: int) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(told, 7, 8)
+        collect_less()
+        assert gc.get_threshold()[:2] == (becomes, 7)
+    finally:
+        gc.set_threshold(*before)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from runtime_util import LIMIT, Run, eventually, local_system
 
 import pulsing as pul
+from pulsing.core._bridge import CANCELLED, INBOUND, bridge_of
+from pulsing.core._inbound import InboundCall, Inlet
 from pulsing.exceptions import CallCancelledError
 
 
@@ -403,5 +405,52 @@ def test_a_task_factory_of_the_loops_user_is_honoured(run: Run) -> None:
             finally:
                 loop.set_task_factory(None)
             assert made
+
+    run(main())
+
+
+class Refused:
+    """A protocol call that arrived, as Rust hands it to the loop, and what was said to its caller."""
+
+    codec, trace, one_way = 3, None, False
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.answered = self.cancelled = False
+        self.told: list[str] = []
+
+    def refuse(self, kind: str, *_: object) -> None:
+        self.answered = True
+        self.told.append(kind)
+
+
+@pytest.mark.parametrize("ended_by", ["its caller", "its actor"])
+def test_r1_a_protocol_call_that_ends_before_it_began_is_answered_and_leaves_nothing(run: Run, ended_by: str) -> None:
+    begun = []
+
+    class Protocol(pul.Actor):
+        __pulsing_protocols__: ClassVar[set[int]] = {3}
+
+        async def on_protocol_call(self, call: InboundCall) -> None:
+            begun.append(call)
+
+    async def main() -> None:
+        async with local_system() as system:
+            cell = system.cell((await system.spawn(Protocol())).actor_id)
+            assert cell is not None
+            bridge = bridge_of(system.loop)
+            handlers, running = dict(bridge.handlers), system.watch.running
+            call = Refused(bridge.core.token())
+            Inlet(bridge, cell)((INBOUND, cell.key, call))
+            if ended_by == "its caller":
+                call.cancelled = True
+                bridge.handlers[call.token]((CANCELLED, call.token))
+            else:
+                cell.handlers.cancel_protocols()
+            await eventually("the call is answered", lambda: call.answered)
+            assert call.told == ["cancelled" if ended_by == "its caller" else "actor_stopped"]
+            assert not begun
+            assert bridge.handlers == handlers
+            assert system.watch.running == running
 
     run(main())

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from pulsing.core._context import CallContext, current
+from pulsing.core._context import current
 from pulsing.core._delivery import DONE, RUNNING, Delivery
 from pulsing.core._dispatch import MethodSpec
 from pulsing.core._eager import start_task
@@ -17,6 +17,7 @@ from pulsing.core._errors import as_raised
 from pulsing.core._life import DRAINING, OPEN, STOPPING
 from pulsing.core._producers import as_items, stream_type
 from pulsing.core._propagate import enter
+from pulsing.core._protocol import ProtocolRun
 from pulsing.core._refusals import cancelled_itself, stopped
 from pulsing.core._reply import LocalReply
 from pulsing.core._threads import run_in_thread
@@ -43,7 +44,7 @@ _NOBODY: frozenset[Delivery] = frozenset()
 class Handlers:
     """Runs an actor's messages: sync methods inline, what may suspend in tasks, blocking methods in threads."""
 
-    __slots__ = ("_cell", "_protocol_tasks", "_unstarted", "exclusive", "max_concurrency", "running")
+    __slots__ = ("_cell", "_protocol_runs", "_unstarted", "exclusive", "max_concurrency", "running")
 
     def __init__(self, cell: Cell, max_concurrency: int) -> None:
         self._cell = cell
@@ -53,7 +54,7 @@ class Handlers:
         self.exclusive: Delivery | None = None
         """The message that has the exclusive slot."""
         self._unstarted = 0
-        self._protocol_tasks: set[asyncio.Task[None]] | None = None
+        self._protocol_runs: set[ProtocolRun] | None = None
 
     @property
     def full(self) -> bool:
@@ -295,31 +296,31 @@ class Handlers:
 
     # -- protocols ----------------------------------------------------------------------------------------------------
 
-    def run_protocol(self, work: Coroutine[Any, Any, None], trace: str | None) -> asyncio.Task[None]:
-        """Runs a protocol call, of trace context `trace`, as a task; `protocol_over` is due when it is done."""
-        cell = self._cell
-        context = cell.context.copy()
-        context.run(current.set, CallContext(cell, trace=trace))
-        task = cell.system.loop.create_task(work, context=context)
-        if self._protocol_tasks is None:
-            self._protocol_tasks = set()
-        self._protocol_tasks.add(task)
-        watch = cell.system.watch
+    def run_protocol(self, run: ProtocolRun, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a protocol call's `work`, whose last step is `protocol_over`, in a task."""
+        system = self._cell.system
+        if self._protocol_runs is None:
+            self._protocol_runs = set()
+        self._protocol_runs.add(run)
+        watch = system.watch
         watch.running += 1
         if watch.asleep:
             watch.wake()
-        return task
+        # Not eagerly: nearly all of these wait for something, and a task that does is cheaper begun by the loop.
+        run.task = system.loop.create_task(work, context=self._cell.context.copy())
 
-    def protocol_over(self, task: asyncio.Task[None]) -> None:
-        """The task of a protocol call is done."""
-        if self._protocol_tasks is not None:
-            self._protocol_tasks.discard(task)
+    def protocol_over(self, run: ProtocolRun) -> None:
+        """A protocol call has ended."""
+        if self._protocol_runs is not None:
+            self._protocol_runs.discard(run)
         self._cell.system.watch.running -= 1
+        # Its context leads back to it: what goes round in circles is left to the collector.
+        run.task = None
 
     def cancel_protocols(self) -> None:
         """Cancels the protocol calls that still run."""
-        for task in list(self._protocol_tasks or ()):
-            task.cancel()
+        for run in list(self._protocol_runs or ()):
+            run.cancel()
 
 
 def whence(cell: Cell, site: tuple[str, int] | str | None, sender: bytes | None) -> str:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from pulsing import _core
 from pulsing.core._bridge import DISPLACED, ENDING, INBOUND, PLAIN
 from pulsing.core._cell import Cell
+from pulsing.core._context import current
 from pulsing.core._delivery import DONE, Delivery
 from pulsing.core._dispatch import OP_AUTO, OP_CALL, OP_GET, OP_MESSAGE, MethodSpec
 from pulsing.core._handlers import whence
 from pulsing.core._life import STOPPED
 from pulsing.core._pickle import loads
 from pulsing.core._propagate import OTEL, arrive
+from pulsing.core._protocol import ProtocolRun
 from pulsing.core._refusals import stopped
 from pulsing.core._reply import PICKLE, RAW, RemoteReply, Reply, TellReply, consumer_gone, decode, wait_credit
 from pulsing.exceptions import PulsingRuntimeError, PulsingUnsupportedError
@@ -210,24 +212,18 @@ class Inlet:
         if raw.one_way:
             raw.accept()
 
-        bridge, token, handlers = self._bridge, raw.token, cell.handlers
-        task = handlers.run_protocol(self._answer(call, raw), raw.trace)
+        run = ProtocolRun(cell, trace=raw.trace)
+        token = raw.token
+        self._bridge.handlers[token] = run.cancel
+        cell.handlers.run_protocol(run, self._answer(call, raw, run, token))
 
-        # Not in the task itself: cancelled before its first step it runs no line.
-        def over(task: asyncio.Task[None]) -> None:
-            bridge.forget(token)
-            handlers.protocol_over(task)
-
-        task.add_done_callback(over)
-
-        def cancelled(_: Event) -> None:
-            task.cancel()
-
-        bridge.handlers[token] = cancelled
-
-    async def _answer(self, call: InboundCall, raw: _core.InboundCall) -> None:
+    async def _answer(self, call: InboundCall, raw: _core.InboundCall, run: ProtocolRun, token: int) -> None:
         cell = self._cell
         try:
+            current.set(run)
+            run.begun = True
+            if run.cancelled:
+                raise asyncio.CancelledError
             await cell.instance.on_protocol_call(call)
         except asyncio.CancelledError:
             if not raw.answered:
@@ -248,6 +244,8 @@ class Inlet:
         finally:
             if not raw.answered:
                 raw.refuse("protocol", f"{cell.label}.on_protocol_call returned without an answer")
+            self._bridge.forget(token)
+            cell.handlers.protocol_over(run)
 
     def _deliver(self, call: _core.InboundCall) -> None:
         cell = self._cell

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import Any
 
 __all__ = ["Deadlines", "Limit"]
 
@@ -24,12 +25,12 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = 0.0
 
-    def within(self, seconds: float | None) -> Limit:
+    def within(self, seconds: float | None, task: asyncio.Task[Any] | None = None) -> Limit:
         """A context that ends with a TimeoutError if it lasts for longer than `seconds`; None: for as long as it likes.
 
-        For the task that enters it, as ``asyncio.timeout`` is.
+        For the task that enters it, as ``asyncio.timeout`` is: `task`, for who knows it already.
         """
-        return Limit(self, seconds)
+        return Limit(self, seconds, task)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -72,20 +73,20 @@ class Limit:
     due: float
     """When it is up, on the loop's clock."""
 
-    def __init__(self, deadlines: Deadlines, seconds: float | None) -> None:
+    def __init__(self, deadlines: Deadlines, seconds: float | None, task: asyncio.Task[Any] | None) -> None:
         self._deadlines = deadlines
         self._seconds = seconds
-        self._task: asyncio.Task[object] | None = None
+        self._task = task
         self._cancelling = 0
         self._expired = False
 
     def __enter__(self) -> None:
         if self._seconds is None:
+            self._task = None
             return
         loop = self._deadlines.loop
-        task = asyncio.current_task(loop)
+        task = self._task = self._task or asyncio.current_task(loop)
         assert task is not None  # requests run in tasks
-        self._task = task
         self._cancelling = task.cancelling()
         self.due = loop.time() + self._seconds
         self._deadlines.watch(self)

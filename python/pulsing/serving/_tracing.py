@@ -50,6 +50,11 @@ class Spans:
             except ValueError as error:
                 _log.warning("%s: %s; no spans are recorded", ENDPOINT, error)
 
+    @property
+    def recording(self) -> bool:
+        """Whether there is anybody to send to."""
+        return self._tracer is not None
+
     def record(
         self, wire: _core.WorkerRequest, began: float, model: str, engine: str, error: str | None, *, ended: str
     ) -> None:

@@ -399,37 +399,54 @@ class Worker(TellsBlocks, Actor):
         except ValueError as error:
             _fail(call, RequestError(400, f"not a request of worker protocol 1: {error}"))
             return
-        if request.kind in ("generate", "question"):
+        kind = request.kind
+        if kind in {"generate", "question"}:
             task = _current_task()
             self._requests.add(task)
             began, wrong, ended = time.time(), None, "cancelled"
             try:
-                wrong = await self._serve(call, request)
+                wrong = await self._serve(call, request, task)
                 ended = "complete" if wrong is None else "failed"
             finally:
                 self._requests.discard(task)
-                self._traced().record(request, began, self.model, self.engine, wrong, ended=ended)
-        elif request.kind == "subscribe_load":
+                spans = self._traced()
+                if spans.recording:
+                    spans.record(request, began, self.model, self.engine, wrong, ended=ended)
+        elif kind == "subscribe_load":
             # Nobody is routed to a worker that decodes by what it has read.
             tells = request.blocks and self.reports_blocks and self.role != "decode"
             await self._reports.send(call, self.load_report, self._blocks.reader() if tells else None)
-        elif request.kind == "describe":
+        elif kind == "describe":
             call.reply(self.load_report().describe(self.engine, self.engine_version()))
         else:
-            _fail(call, RequestError(400, f"worker protocol 1 has no request {shown(request.kind)}"))
+            _fail(call, RequestError(400, f"worker protocol 1 has no request {shown(kind)}"))
 
     def _traced(self) -> Spans:
         if self._spans is None:
             self._spans = Spans(cell_of(self).system, "pulsing-worker")
         return self._spans
 
-    async def _serve(self, call: InboundCall, wire: WorkerRequest) -> str | None:
-        """Answers one request. Returns what went wrong, if something did."""
+    async def _serve(self, call: InboundCall, wire: WorkerRequest, task: asyncio.Task[Any]) -> str | None:
+        """Answers one request, in `task`. Returns what went wrong, if something did."""
         failure: RequestError | None = None
         try:
             work = self._work(call, wire)
-            with self._deadlines.within(wire.deadline):
-                answer = await self._admitted(work)
+            with self._deadlines.within(wire.deadline, task):
+                # A place that is free costs no coroutine.
+                if not self._slots.take():
+                    await self._place()
+                self._begin()
+                try:
+                    if not self._loaded:
+                        await self._loaded_first()
+                    answer = await work()
+                    # Also an answer without pieces is progress.
+                    self._last_token = time.monotonic()
+                    self._processed += 1
+                finally:
+                    self._running -= 1
+                    self._slots.release()
+                    self._reports.changed()
         except RequestError as error:
             failure = error
         except TimeoutError:
@@ -515,37 +532,31 @@ class Worker(TellsBlocks, Actor):
         if self._state == "failed":
             raise RequestError(503, f"{self.model} could not be loaded: {self._detail}", code="worker_failed")
 
-    async def _admitted(self, work: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-        """Wait for a slot, then run the engine."""
-        if not self._slots.take():
-            if self._waiting >= self.max_waiting:
-                raise RequestError(
-                    503,
-                    f"{self.model} is full: {self._running} requests run and {self._waiting} wait",
-                    code="worker_full",
-                )
-            self._waiting += 1
-            self._load_changed()
-            try:
-                await self._slots.wait()
-            finally:
-                self._waiting -= 1
+    async def _place(self) -> None:
+        """Waits for a slot.
+
+        Raises:
+            RequestError: Too many wait already.
+        """
+        if self._waiting >= self.max_waiting:
+            raise RequestError(
+                503,
+                f"{self.model} is full: {self._running} requests run and {self._waiting} wait",
+                code="worker_full",
+            )
+        self._waiting += 1
+        self._load_changed()
+        try:
+            await self._slots.wait()
+        finally:
+            self._waiting -= 1
+
+    def _begin(self) -> None:
+        """One more request has a slot."""
         if self._running <= self._held:
             self.progressed()
         self._running += 1
-        self._load_changed()
-        try:
-            if not self._loaded:
-                await self._loaded_first()
-            answer = await work()
-            # Also an answer without pieces is progress.
-            self._last_token = time.monotonic()
-            self._processed += 1
-            return answer
-        finally:
-            self._running -= 1
-            self._slots.release()
-            self._load_changed()
+        self._reports.changed()
 
     async def _loaded_first(self) -> None:
         try:
