@@ -261,6 +261,36 @@ def test_sys_exit_in_a_method_ends_the_actor_only(method: str) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("error", [ValueError("late"), SystemExit("late")], ids=["error", "exit"])
+def test_r9_r12_what_a_blocking_method_raises_after_its_deadline_counts_and_is_logged(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    @pul.remote(restart_policy="on_failure", max_restarts=0)
+    class Late:
+        @pul.blocking
+        def fail(self) -> None:
+            assert may_end.wait(30)
+            raise error
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: astray.append(context))
+        async with local_system() as system:
+            late = await Late.spawn(system=system, name="late")
+            watch = pul.watch(late)
+            with pytest.raises(PulsingTimeoutError):
+                await late.options(timeout=0.05).fail()
+            may_end.set()
+            ended = await watch
+            assert (ended.reason, ended.error) == ("failed", f"{type(error).__name__}: late")
+
+    may_end = threading.Event()
+    astray: list[dict[str, Any]] = []
+    run(main())
+    assert "late.fail failed after its caller had gone" in caplog.text
+    assert not astray
+
+
 def test_sys_exit_in_constructors_and_hooks_does_not_end_the_process(caplog: pytest.LogCaptureFixture) -> None:
     class Leaver(pul.Actor):
         def __init__(self, where: str) -> None:

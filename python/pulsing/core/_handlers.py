@@ -200,8 +200,7 @@ class Handlers:
         async def run() -> tuple[Any, BaseException | None]:
             try:
                 return await run_in_thread(copy_context(), function, *args, **kwargs), None
-            except (SystemExit, KeyboardInterrupt) as error:
-                # Out of a task of its own it would end the loop, and the node with it.
+            except BaseException as error:  # noqa: BLE001 - out of a task of its own an exit would end the loop
                 return None, error
 
         job = asyncio.ensure_future(run())
@@ -211,12 +210,22 @@ class Handlers:
             # The thread cannot be stopped, and the actor stays busy until it returns; the caller need not wait for
             # that.
             d.fail(d.cancel_reason or cancelled_itself(self._cell, d))
+            job.add_done_callback(lambda job: self._ended_late(d, job))
             if self._cell.state < STOPPING:
                 await asyncio.wait([job])
+                _, error = job.result()
+                if error is not None:
+                    # It counts as any failure does, though nobody waits for it.
+                    raise error from None
             raise
         if error is not None:
             raise error
         return result
+
+    def _ended_late(self, d: Delivery, job: asyncio.Future[tuple[Any, BaseException | None]]) -> None:
+        error = None if job.cancelled() else job.result()[1]
+        if error is not None:
+            _log.error("%s.%s failed after its caller had gone", self._cell.label, d.spec.name, exc_info=error)
 
     async def _answer(self, d: Delivery, result: Any) -> None:
         if inspect.isawaitable(result):
