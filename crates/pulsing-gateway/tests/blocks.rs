@@ -130,3 +130,19 @@ async fn s5_what_workers_tell_keeps_to_the_budget() {
     let index = get(&gateway, "/v1/_routing").await.json()["index"].clone();
     assert!(index["bytes"].as_u64().unwrap() <= 1 << 16, "{index}");
 }
+
+#[tokio::test]
+async fn s5_a_worker_whose_news_never_follows_is_asked_again_with_growing_pauses_and_its_load_is_heard() {
+    let cluster = FakeCluster::new();
+    let worker = cluster.worker(hello);
+    for _ in 0..12 {
+        worker.tell(stored(3, blocks(1)));
+    }
+    let gateway = gateway(&cluster, PolicyKind::CacheAware).await;
+    common::until("all of its news told", || worker.news.lock().is_empty()).await;
+    let asked = worker.followed.load(Ordering::SeqCst);
+    assert!((2..=8).contains(&asked), "asked for its news {asked} times");
+    let told = worker.told.load(Ordering::SeqCst);
+    common::until("reports go on", || worker.told.load(Ordering::SeqCst) > told + 2).await;
+    ask(&gateway, 1).await;
+}

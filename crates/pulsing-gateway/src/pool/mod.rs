@@ -351,10 +351,30 @@ async fn tick(pool: std::sync::Weak<Pool>) {
     }
 }
 
+/// How often a Worker's news was lost lately. One that cannot count must not be asked again and again without a pause; its
+/// load is heard all the while.
+#[derive(Default)]
+struct Losses {
+    pause: Duration,
+    due: Option<Instant>,
+}
+
+impl Losses {
+    /// One more. Returns when to ask anew: at once, and then later and later.
+    fn count(&mut self, now: Instant) -> Instant {
+        let calm = self.due.is_none_or(|due| now.saturating_duration_since(due) > RETRY_MAX * 2);
+        self.pause = if calm { Duration::ZERO } else { (self.pause * 2).clamp(RETRY_MIN, RETRY_MAX) };
+        let due = now + self.pause;
+        self.due = Some(due);
+        due
+    }
+}
+
 /// Keeps one Worker's load coming for as long as it is registered.
 async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
     let mut pause = RETRY_MIN;
     let mut heard = Heard::default();
+    let mut losses = Losses::default();
     'subscribed: loop {
         let Some(call) = pool.upgrade().map(|pool| {
             let options = CallOptions { timeout: None, ..CallOptions::default() };
@@ -363,6 +383,8 @@ async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
             return;
         };
         heard.seq = 0;
+        // Until when news is let pass, after some was lost.
+        let mut deaf: Option<Instant> = None;
         let lost = match call.await {
             Ok(Reply::Stream(mut reports)) => loop {
                 match reports.next().await {
@@ -377,8 +399,11 @@ async fn subscribe(pool: std::sync::Weak<Pool>, worker: Arc<Worker>) {
                                 pause = RETRY_MIN;
                                 let news = report.blocks.take();
                                 pool.report(&worker, report);
-                                if news.is_some_and(|news| !pool.news(&worker, &news, &mut heard)) {
+                                if deaf.is_none() && news.is_some_and(|news| !pool.news(&worker, &news, &mut heard)) {
                                     tracing::warn!(worker = %worker.target().actor, "news of a worker's cache was lost; asking again");
+                                    deaf = Some(losses.count(Instant::now()));
+                                }
+                                if deaf.is_some_and(|until| until <= Instant::now()) {
                                     continue 'subscribed;
                                 }
                             }
