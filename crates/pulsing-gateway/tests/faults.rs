@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use common::{CHAT, Client, FakeCluster, STREAM, answer, done, fail, get, hello, post, send, text, until};
 use pulsing_core::Error;
+use pulsing_gateway::protocol::Delta;
 
 #[tokio::test]
 async fn a_worker_that_dies_before_the_first_piece_costs_the_client_nothing() {
@@ -329,6 +330,18 @@ async fn a_stream_that_ends_without_a_finish_reason_is_no_success() {
     let cut = post(&gateway, "/v1/chat/completions", STREAM).await;
     assert!(!cut.whole && cut.events().last().unwrap().contains("\"error\""), "{}", cut.body);
     assert!(!cut.body.contains("[DONE]"));
+}
+
+#[tokio::test]
+async fn a_choice_that_nobody_asked_for_is_an_error_that_names_it() {
+    let cluster = FakeCluster::new();
+    cluster.worker(|ask| answer(ask, vec![Delta { index: 1, ..text("a") }, done("stop")]));
+    let gateway = cluster.gateway(|_| {}).await;
+    let prompts = r#"{"model":"alias","prompt":["a","b"]}"#;
+    for (path, body) in [("chat/completions", CHAT), ("chat/completions", STREAM), ("completions", prompts)] {
+        let response = post(&gateway, &format!("/v1/{path}"), body).await;
+        assert!(response.body.contains("answered choice 1 of a request for 1 choice(s)"), "{}", response.body);
+    }
 }
 
 #[tokio::test]

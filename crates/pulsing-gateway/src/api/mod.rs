@@ -97,10 +97,12 @@ fn check_index(delta: &Delta, choices: u32) -> Result<usize, ApiError> {
     if delta.index < choices {
         return Ok(delta.index as usize);
     }
-    Err(ApiError::worker_fault(format!(
-        "the worker answered choice {} of a request for {choices} choice(s)",
-        delta.index
-    )))
+    Err(no_such_choice(delta.index, choices))
+}
+
+/// A Worker answered what it was not asked for.
+pub(crate) fn no_such_choice(index: u32, choices: u32) -> ApiError {
+    ApiError::worker_fault(format!("the worker answered choice {index} of a request for {choices} choice(s)"))
 }
 
 fn add_usage(total: &mut Option<Usage>, part: Option<Usage>) {

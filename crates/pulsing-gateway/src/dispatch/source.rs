@@ -11,7 +11,7 @@ use pulsing_core::Error;
 use super::attempt::{Again, Past, Upstream};
 use super::place::{Placed, Takers, Task};
 use super::{Failure, Job, Placement};
-use crate::api::ApiError;
+use crate::api::{ApiError, no_such_choice};
 use crate::cluster::BoxFuture;
 use crate::engine::{Engine, EngineStream, GoOn, Head, Passed, Whole};
 use crate::metrics::Retry;
@@ -123,8 +123,12 @@ impl Source {
                             // An undivided request has the choices of all its prompts.
                             let own = self.n * self.parts.len().max(1) as u32;
                             for delta in &mut deltas.deltas {
-                                // A choice out of its own range must not pass for another sub-request's.
-                                delta.index = if delta.index < own { at as u32 * own + delta.index } else { u32::MAX };
+                                // It must not pass for another sub-request's.
+                                if delta.index >= own {
+                                    self.subs.clear();
+                                    return Poll::Ready(Some(Err(no_such_choice(delta.index, own))));
+                                }
+                                delta.index += at as u32 * own;
                             }
                         }
                         // Turn by turn, so that one fast Worker does not hold back the others.
