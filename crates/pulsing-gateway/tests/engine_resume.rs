@@ -3,14 +3,15 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use common::engine::{Engine, Turn};
 use common::{Client, FakeCluster, FakeWorker, Response, get, post, until};
 use pulsing_gateway::Gateway;
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
 /// What the model says, if it may: a token a word.
@@ -308,6 +309,122 @@ async fn test_s4_an_engines_stream_survives_one_engine_after_the_other() {
     let (expected, _) = ask(VLLM, &ALIKE, &chat(USAGE)).await;
     assert_eq!(response.body, expected.body);
     assert_eq!(streams.load(Ordering::SeqCst), 4);
+}
+
+#[tokio::test]
+async fn test_s4_an_engine_that_hangs_over_a_question_about_tokens_is_passed_over() {
+    let (cluster, streams, questions) =
+        (FakeCluster::new(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    for _ in 0..2 {
+        let (streams, questions) = (Arc::clone(&streams), Arc::clone(&questions));
+        let engine = Engine::start(move |turn: Turn| {
+            let (streams, questions) = (Arc::clone(&streams), Arc::clone(&questions));
+            async move {
+                if turn.seen.head.contains("tokenize") && questions.fetch_add(1, Ordering::SeqCst) == 0 {
+                    turn.gone().await;
+                    return None;
+                }
+                serve(turn, Script { cut: 4, ..VLLM }, streams).await
+            }
+        })
+        .await;
+        join(&engine, &cluster, &ALIKE);
+    }
+    let gateway = cluster.gateway(|config| config.worker_standstill = Duration::from_millis(200)).await;
+    let response = post(&gateway, "/v1/chat/completions", &chat(USAGE)).await;
+    let (expected, _) = ask(VLLM, &ALIKE, &chat(USAGE)).await;
+    assert_eq!(response.body, expected.body);
+}
+
+#[tokio::test]
+async fn test_s5_the_rest_of_a_stream_is_taken_back_only_where_another_one_can_go_on_with_it() {
+    let (cluster, streams) = (FakeCluster::new(), Arc::new(AtomicUsize::new(0)));
+    let dying = engine(Script { cut: 4, ..VLLM }, &streams).await;
+    join(&dying, &cluster, &ALIKE);
+    let gateway = cluster.gateway(|config| config.take_back = Duration::from_millis(10)).await;
+    dying.stop_listening();
+    let mut client = Client::connect(&gateway).await;
+    client.post("/v1/chat/completions", &chat(USAGE)).await;
+    assert_eq!(client.head().await.0, 200);
+    let hung: Arc<OnceLock<Arc<FakeWorker>>> = Arc::default();
+    let (known, served) = (Arc::clone(&hung), Arc::clone(&streams));
+    // It falls silent with the rest of the stream on it, and comes back if nobody has given it up.
+    let slow = Engine::start(move |mut turn: Turn| {
+        let (hung, streams) = (Arc::clone(&known), Arc::clone(&served));
+        async move {
+            if !turn.seen.head.contains("tokenize") {
+                hung.get().unwrap().report(|report| report.answer_age_ms = 60_000);
+                let mut byte = [0];
+                let left = tokio::time::timeout(Duration::from_millis(800), turn.stream.read(&mut byte)).await;
+                assert!(left.is_err(), "taken back for somebody who cannot go on with it");
+            }
+            serve(turn, VLLM, streams).await
+        }
+    })
+    .await;
+    hung.get_or_init(|| join(&slow, &cluster, &ALIKE));
+    let other = engine(VLLM, &streams).await;
+    join(&other, &cluster, &[ALIKE[0], ("fingerprint", "vllm 2 root")]);
+    let mut body = String::new();
+    while let Some(chunk) = client.chunk().await.filter(|chunk| !chunk.is_empty()) {
+        body.push_str(&String::from_utf8(chunk).unwrap());
+    }
+    assert!(body.ends_with("data: [DONE]\n\n"), "{body}");
+}
+
+#[tokio::test]
+async fn test_s4_events_without_data_are_no_reason_not_to_go_on() {
+    let (cluster, streams) = (FakeCluster::new(), Arc::new(AtomicUsize::new(0)));
+    for _ in 0..2 {
+        let streams = Arc::clone(&streams);
+        let engine = Engine::start(move |mut turn: Turn| {
+            let streams = Arc::clone(&streams);
+            async move {
+                if turn.seen.head.contains("tokenize") {
+                    return serve(turn, VLLM, streams).await;
+                }
+                let number = streams.fetch_add(1, Ordering::SeqCst);
+                turn.begin().await;
+                let events = events(VLLM, &serde_json::from_str(&turn.seen.body).unwrap(), number);
+                for event in events.iter().take(if number == 0 { 4 } else { FREE }) {
+                    turn.chunk(format!(": ping\r\n\r\ndata:\r\n\r\n{}", event.replace('\n', "\r\n")).as_bytes()).await;
+                }
+                if number == 0 { None } else { turn.end().await }
+            }
+        })
+        .await;
+        join(&engine, &cluster, &ALIKE);
+    }
+    let gateway = cluster.gateway(|_| {}).await;
+    let response = post(&gateway, "/v1/chat/completions", &chat(USAGE)).await;
+    assert!(response.whole && response.body.ends_with("[DONE]\n\n"), "{}", response.body);
+    assert_eq!(response.body.matches("\"content\":\"w").count(), WORDS, "{}", response.body);
+}
+
+#[tokio::test]
+async fn test_s4_behind_half_of_a_huge_event_nobody_goes_on() {
+    let (cluster, streams) = (FakeCluster::new(), Arc::new(AtomicUsize::new(0)));
+    let served = Arc::clone(&streams);
+    let engine = Engine::start(move |mut turn: Turn| {
+        let streams = Arc::clone(&served);
+        async move {
+            if turn.seen.head.contains("tokenize") || streams.load(Ordering::SeqCst) > 0 {
+                return serve(turn, VLLM, streams).await;
+            }
+            streams.fetch_add(1, Ordering::SeqCst);
+            turn.begin().await;
+            turn.chunk(events(VLLM, &json!({}), 0)[0].as_bytes()).await;
+            turn.chunk(format!("data: {{\"more\":\"{}", "x".repeat(3 << 20)).as_bytes()).await;
+            None
+        }
+    })
+    .await;
+    join(&engine, &cluster, &ALIKE);
+    let gateway = cluster.gateway(|_| {}).await;
+    let response = post(&gateway, "/v1/chat/completions", &chat(USAGE)).await;
+    assert!(response.body.contains("xxx"), "the client has a part of it");
+    assert!(!response.whole && !response.body.contains("[DONE]"), "{}", &response.body[response.body.len() - 500..]);
+    assert_eq!(streams.load(Ordering::SeqCst), 1, "nobody was asked to go on");
 }
 
 #[tokio::test]

@@ -112,10 +112,13 @@ impl Placement {
                         failure
                     })
                 }
-                (Some(endpoint), None) => tokio::select! {
+                (Some(endpoint), None) => {
+                    let like = task.sent.as_ref().map(|sent| Arc::clone(&sent.likeness));
+                    tokio::select! {
                     answer = self.attempt_engine(&worker, endpoint, &job, task.body.clone(), task.sent.as_deref(), trial) => answer.map(Placed::Engine),
-                    () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), None) => Err(Failure::TakenBack),
-                },
+                    () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), like) => Err(Failure::TakenBack),
+                    }
+                }
                 (None, None) => match &job.question {
                     Some(question) => tokio::select! {
                         whole = self.ask(&worker, &job, question, task.body.clone(), trial) => whole.map(|whole| Placed::Engine(Engine::Whole(whole))),

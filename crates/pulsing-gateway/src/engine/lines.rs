@@ -42,6 +42,11 @@ impl Lines {
         Ok(())
     }
 
+    /// The last byte ended an event.
+    pub(super) fn is_between_events(&self) -> bool {
+        self.held.is_empty() && !self.has_data
+    }
+
     /// The body is over: what has no line end, or no blank line behind it, is an event all the same.
     pub(super) fn finish<E: From<String>>(&mut self, mut event: impl FnMut(&str) -> Result<(), E>) -> Result<(), E> {
         let rest = std::mem::take(&mut self.held);

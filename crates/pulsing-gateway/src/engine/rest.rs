@@ -337,11 +337,17 @@ impl Asker<'_> {
         question["model"] = self.model.into();
         let body = Bytes::from(question.to_string());
         let forward = Forward { api, headers: &self.job.headers, request_id: &self.job.request_id, traceparent: None };
-        let (head, exchange) = self.placement.send(self.endpoint, &forward, &body).await?;
-        if !head.status.is_success() {
-            return Err(self.placement.refused(self.worker, self.endpoint, self.job, &head, exchange).await);
-        }
-        let Engine::Whole(answer) = whole(head, exchange, self.endpoint).await? else {
+        let asked = async {
+            let (head, exchange) = self.placement.send(self.endpoint, &forward, &body).await?;
+            if !head.status.is_success() {
+                return Err(self.placement.refused(self.worker, self.endpoint, self.job, &head, exchange).await);
+            }
+            whole(head, exchange, self.endpoint).await
+        };
+        // It generates nothing for this, so nothing tells a question that hangs from one that takes long.
+        let limit = self.placement.config.worker_standstill;
+        let late = |_| broken(&format!("the engine did not answer {} within {} s", api.path(), limit.as_secs_f64()));
+        let Engine::Whole(answer) = tokio::time::timeout(limit, asked).await.map_err(late)?? else {
             return Err(broken("the engine streams where no stream was asked for"));
         };
         serde_json::from_slice(&answer.body)

@@ -154,8 +154,13 @@ impl Sent {
         }
     }
 
+    /// The engine is lost. False if nobody could go on with what the client has.
+    pub(crate) fn ends(&mut self) -> bool {
+        // A huge event goes out in parts, and behind half of one nothing can be said.
+        self.read() && self.lines.is_between_events()
+    }
     /// Reads what was kept. False if nobody could go on after it.
-    pub(crate) fn read(&mut self) -> bool {
+    fn read(&mut self) -> bool {
         let unread = std::mem::take(&mut self.unread);
         let mut lines = std::mem::take(&mut self.lines);
         let read = lines.push(&unread, |payload| if self.event(payload) { Ok(()) } else { Err(String::new()) });
@@ -165,7 +170,7 @@ impl Sent {
     }
 
     fn event(&mut self, payload: &str) -> bool {
-        if payload.trim_ascii() == "[DONE]" {
+        if matches!(payload.trim_ascii(), "" | "[DONE]") {
             return true;
         }
         let Ok(event) = serde_json::from_str::<Event<'_>>(payload) else { return false };
