@@ -200,6 +200,8 @@ class Handlers:
         async def run() -> tuple[Any, BaseException | None]:
             try:
                 return await run_in_thread(copy_context(), function, *args, **kwargs), None
+            except asyncio.CancelledError:
+                raise
             except BaseException as error:  # noqa: BLE001 - out of a task of its own an exit would end the loop
                 return None, error
 
