@@ -193,13 +193,17 @@ class House:
         """Until every Router sees every Worker ready, and nobody else."""
         count = len(self.workers) + len(self.engines)
         for door in self.doors:
-            wait_for(f"the Router on {door.port} sees all", lambda door=door: door.ready_workers() == count)
+            try:
+                wait_for(f"the Router on {door.port} sees all", lambda door=door: door.ready_workers() == count)
+            except AssertionError as error:
+                seen = [door.get("/health"), door.get("/v1/_routing"), get(door.node, "/cluster/members")]
+                ends = [(process.pid, process.poll()) for process in [*(d.process for d in self.doors), *self.workers]]
+                raise AssertionError(f"{error}; it says {seen}; processes and how they ended: {ends}") from error
 
     def logs(self) -> str:
-        """The end of what each process said."""
-        return "\n".join(
-            f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.log")
-        )
+        """The end of what each process said, and where all of it is."""
+        ends = [f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.log")]
+        return "\n".join([*ends, f"all of it: {self.folder}"])
 
     def close(self) -> None:
         for process in self.everybody:

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::place::{Takers, Task};
 use super::{Job, Placement};
 use crate::api::{ApiError, Resume as Allowed};
-use crate::engine::{GoOn, Sent, Wanted};
+use crate::engine::{GoOn, Sent, hindrance};
 use crate::pool::{Likeness, Worker};
 use crate::protocol::{Deltas, Generate};
 
@@ -79,7 +79,7 @@ impl Placement {
         lost: Box<GoOn>,
     ) -> Result<super::place::Placed, ApiError> {
         let GoOn { body, mut past, mut sent, error } = *lost;
-        let why = if sent.ends() { Wanted::read(job.api, &body, &sent).err() } else { Some("it is more than text") };
+        let why = if sent.ends() { hindrance(job.api, &body, &sent).await } else { Some("it is more than text") };
         if let Some(why) = why {
             tracing::info!(request_id = %job.request_id, why, "a stream of an engine is not continued");
             return Err(error);

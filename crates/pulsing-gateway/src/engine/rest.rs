@@ -20,8 +20,12 @@ use super::seam::Had;
 use super::sent::Sent;
 use super::splice::{Splice, with_fields};
 use crate::api::{Api, ApiError};
+use crate::aside::aside;
 use crate::dispatch::{Failure, Job, Placement, broken};
 use crate::pool::{Continues, Worker};
+
+/// Fields that say how many tokens there are to be.
+const LIMITS: [&str; 3] = ["max_completion_tokens", "max_tokens", "min_tokens"];
 
 /// The rest of a stream.
 pub(super) enum Rest {
@@ -31,8 +35,47 @@ pub(super) enum Rest {
     Known(Bytes),
 }
 
+/// A request and what the client has of its stream, for the threads that read large ones.
+#[derive(Clone)]
+struct Begun {
+    api: Api,
+    body: Bytes,
+    text: Arc<str>,
+    /// Whose stream it is.
+    continues: Option<Continues>,
+}
+
+impl Begun {
+    /// What was `sent` must have been read.
+    fn new(api: Api, body: &Bytes, sent: &Sent) -> Self {
+        Self { api, body: body.clone(), text: sent.text.as_str().into(), continues: sent.likeness.continues }
+    }
+    /// Bytes that are read through for it.
+    fn size(&self) -> usize {
+        self.body.len() + self.text.len()
+    }
+    /// What `work` makes of it.
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Wanted<'_>) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let begun = self.clone();
+        let read = aside(self.size(), move || work(&Wanted::read(&begun).map_err(unsound)?)).await;
+        read.unwrap_or_else(|| Err(unread()))
+    }
+    /// The request with `fields`, and with the text so far behind the prompt if it is `continued`.
+    async fn made(&self, mut fields: Vec<Splice>, continued: bool) -> Result<Bytes, Failure> {
+        let begun = self.clone();
+        self.read(move |wanted| {
+            fields.extend(continued.then(|| wanted.with(&begun.text)));
+            with_fields(&begun.body, &fields).ok_or_else(|| broken("the request is no JSON object"))
+        })
+        .await
+    }
+}
+
 /// A request whose stream may go on elsewhere, as far as that takes looking at it.
-pub(crate) struct Wanted<'a> {
+struct Wanted<'a> {
     fields: BTreeMap<Cow<'a, str>, &'a RawValue>,
     api: Api,
     include_usage: bool,
@@ -96,10 +139,9 @@ const PLAIN: [(&str, &str); 16] = [
 ];
 
 impl<'a> Wanted<'a> {
-    /// Reads `body`; `Err` says why nobody can go on with what was `sent` for it.
-    pub(crate) fn read(api: Api, body: &'a [u8], sent: &Sent) -> Result<Self, &'static str> {
-        let fields: BTreeMap<Cow<'a, str>, &'a RawValue> =
-            serde_json::from_slice(body).map_err(|_| "the request cannot be read again")?;
+    /// `Err` says why nobody can go on with it.
+    fn read(begun: &'a Begun) -> Result<Self, &'static str> {
+        let fields: BTreeMap<Cow<'a, str>, &'a RawValue> = serde_json::from_slice(&begun.body).map_err(|_| UNREAD)?;
         let same = |raw: &str, due: &str| match (raw.parse::<f64>(), due.parse::<f64>()) {
             (Ok(value), Ok(due)) => value == due,
             _ => raw == due,
@@ -119,12 +161,12 @@ impl<'a> Wanted<'a> {
         let options =
             fields.get("stream_options").and_then(|raw| serde_json::from_str::<Option<Options>>(raw.get()).ok());
         let include_usage = options.flatten().and_then(|options| options.include_usage).unwrap_or(false);
-        let wanted = Self { fields, api, include_usage };
-        wanted.check(sent)?;
+        let wanted = Self { fields, api: begun.api, include_usage };
+        wanted.check(begun)?;
         Ok(wanted)
     }
 
-    fn check(&self, sent: &Sent) -> Result<(), &'static str> {
+    fn check(&self, begun: &Begun) -> Result<(), &'static str> {
         #[derive(Deserialize)]
         struct Message<'a> {
             #[serde(borrow)]
@@ -155,8 +197,7 @@ impl<'a> Wanted<'a> {
             }
         }
         // vLLM holds back what may be the beginning of a stop string; of others a part of one may be out already.
-        if sent.likeness.continues != Some(Continues::Vllm) && self.stops().iter().any(|stop| begins(stop, &sent.text))
-        {
+        if begun.continues != Some(Continues::Vllm) && self.stops().iter().any(|stop| begins(stop, &begun.text)) {
             return Err("its text ends with what may begin a stop string");
         }
         Ok(())
@@ -188,6 +229,33 @@ impl<'a> Wanted<'a> {
         let prompt = self.get("prompt").unwrap_or("\"\"");
         Splice::set("prompt", format!("{}{}", &prompt[..prompt.len() - 1], &text[1..]))
     }
+    /// What an engine is asked for the tokens of the prompt, with the `text` so far or without.
+    fn question(&self, text: Option<&str>) -> Result<Value, Failure> {
+        let chat = self.api == Api::Chat;
+        let mut question = serde_json::Map::new();
+        let names: &[&str] = if chat {
+            &["chat_template", "chat_template_kwargs", "add_special_tokens"]
+        } else {
+            &["add_special_tokens"]
+        };
+        let value = |raw: &str| serde_json::from_str::<Value>(raw).map_err(|_| unread());
+        for name in names {
+            if let Some(raw) = self.get(name) {
+                question.insert((*name).to_owned(), value(raw)?);
+            }
+        }
+        let name = if chat { "messages" } else { "prompt" };
+        let main = match text {
+            Some(text) => value(&self.with(text).value)?,
+            None => value(self.get(name).unwrap_or("null"))?,
+        };
+        question.insert(name.to_owned(), main);
+        if chat {
+            question.insert("add_generation_prompt".to_owned(), text.is_none().into());
+            question.insert("continue_final_message".to_owned(), text.is_some().into());
+        }
+        Ok(question.into())
+    }
 }
 
 /// `text` ends with a part of `stop`, from its beginning.
@@ -205,26 +273,28 @@ impl Placement {
         body: &Bytes,
         sent: &Sent,
     ) -> Result<Rest, Failure> {
-        let wanted = Wanted::read(job.api, body, sent).map_err(unsound)?;
-        if sent.finish.is_some() && (sent.counted || !wanted.include_usage) {
+        let begun = Begun::new(job.api, body, sent);
+        let (include_usage, limit, numbers) = begun
+            .read(|wanted| Ok((wanted.include_usage, wanted.limit(), LIMITS.map(|name| wanted.number(name)))))
+            .await?;
+        if sent.finish.is_some() && (sent.counted || !include_usage) {
             return Ok(Rest::Known(Bytes::from_static(b"data: [DONE]\n\n")));
         }
         let model = worker.model_for(self.pool.snapshot().own_name(&job.model)).unwrap_or_default();
-        let named = Splice::set("model", Value::from(model.as_str()));
-        let made = |fields: &[Splice]| with_fields(body, fields).ok_or_else(|| broken("the request is no JSON object"));
+        let mut fields = vec![Splice::set("model", Value::from(model.as_str()))];
         if sent.text.is_empty() && sent.finish.is_none() {
-            return Ok(Rest::Ask { body: made(&[named])?, had: Had { tokens: 0, all: false } });
+            return Ok(Rest::Ask { body: begun.made(fields, false).await?, had: Had { tokens: 0, all: false } });
         }
         let asker = Asker { placement: self, worker, endpoint, job, model: &model };
         let (prompt, tokens) = match (job.api, sent.likeness.continues) {
             (Api::Chat, Some(Continues::Sglang)) => {
                 // It puts the tokens of the text behind those of the prompt, which are not known here.
-                let text = json!({"prompt": sent.text, "add_special_tokens": false});
-                (None, asker.tokens(text).await?.len())
+                let alone = |_: &Wanted<'_>, text: &str| Ok(json!({"prompt": text, "add_special_tokens": false}));
+                (None, asker.tokens(&begun, alone).await?.len())
             }
             _ => {
-                let prompt = asker.tokens(asker.prompt(&wanted, None)?).await?;
-                let both = asker.tokens(asker.prompt(&wanted, Some(&sent.text))?).await?;
+                let prompt = asker.tokens(&begun, |wanted, _| wanted.question(None)).await?;
+                let both = asker.tokens(&begun, |wanted, text| wanted.question(Some(text))).await?;
                 let Some(text) = both.strip_prefix(prompt.as_slice()) else {
                     return Err(unsound("the engine reads the prompt differently with the text behind it"));
                 };
@@ -235,25 +305,35 @@ impl Placement {
             }
         };
         let had = Had { tokens: u32::try_from(tokens).unwrap_or(u32::MAX), all: sent.finish.is_some() };
-        let left = |name| wanted.number(name).map(|value: u64| value.saturating_sub(tokens as u64));
-        if wanted.limit().is_some_and(|limit| limit <= tokens as u64) || sent.finish.as_deref() == Some("length") {
-            if wanted.include_usage && prompt.is_none() {
+        if limit.is_some_and(|limit| limit <= tokens as u64) || sent.finish.as_deref() == Some("length") {
+            if include_usage && prompt.is_none() {
                 return Err(unsound("the tokens of its prompt are not known"));
             }
-            return Ok(Rest::Known(ends(job.api, sent, wanted.include_usage.then_some((prompt.unwrap_or(0), tokens)))));
+            return Ok(Rest::Known(ends(job.api, sent, include_usage.then_some((prompt.unwrap_or(0), tokens)))));
         }
-        let mut fields = vec![named, wanted.with(&sent.text)];
-        for name in ["max_completion_tokens", "max_tokens", "min_tokens"] {
-            fields.extend(left(name).map(|left| Splice::replace(name, left)));
-        }
+        let left = |number: u64| number.saturating_sub(tokens as u64);
+        fields
+            .extend(LIMITS.iter().zip(numbers).filter_map(|(name, number)| Some(Splice::replace(name, left(number?)))));
         if job.api == Api::Chat {
             fields.push(Splice::set("add_generation_prompt", false));
             fields.push(Splice::set("continue_final_message", true));
         }
-        Ok(Rest::Ask { body: made(&fields)?, had })
+        Ok(Rest::Ask { body: begun.made(fields, true).await?, had })
     }
 }
 
+/// Why nobody can go on with a stream whose client has what was `sent`; `None` if somebody may.
+pub(crate) async fn hindrance(api: Api, body: &Bytes, sent: &Sent) -> Option<&'static str> {
+    let begun = Begun::new(api, body, sent);
+    let read = aside(begun.size(), move || Wanted::read(&begun).err()).await;
+    read.unwrap_or(Some(UNREAD))
+}
+
+const UNREAD: &str = "the request cannot be read again";
+
+fn unread() -> Failure {
+    broken(UNREAD)
+}
 fn unsound(why: &'static str) -> Failure {
     Failure::Final(ApiError::worker_fault(why))
 }
@@ -288,41 +368,19 @@ struct Asker<'a> {
 }
 
 impl Asker<'_> {
-    /// The question for the tokens of the prompt, with the text so far or without.
-    fn prompt(&self, wanted: &Wanted<'_>, text: Option<&str>) -> Result<Value, Failure> {
-        let chat = self.job.api == Api::Chat;
-        let mut question = serde_json::Map::new();
-        let names: &[&str] = if chat {
-            &["chat_template", "chat_template_kwargs", "add_special_tokens"]
-        } else {
-            &["add_special_tokens"]
-        };
-        let value =
-            |raw: &str| serde_json::from_str::<Value>(raw).map_err(|_| broken("the request cannot be read again"));
-        for name in names {
-            if let Some(raw) = wanted.get(name) {
-                question.insert((*name).to_owned(), value(raw)?);
-            }
-        }
-        let name = if chat { "messages" } else { "prompt" };
-        let main = match text {
-            Some(text) => value(&wanted.with(text).value)?,
-            None => value(wanted.get(name).unwrap_or("null"))?,
-        };
-        question.insert(name.to_owned(), main);
-        if chat {
-            question.insert("add_generation_prompt".to_owned(), text.is_none().into());
-            question.insert("continue_final_message".to_owned(), text.is_some().into());
-        }
-        Ok(question.into())
-    }
-
-    async fn tokens(&self, question: Value) -> Result<Vec<u32>, Failure> {
+    /// Of what `question` makes of the request and the text so far.
+    async fn tokens(
+        &self,
+        begun: &Begun,
+        question: impl FnOnce(&Wanted<'_>, &str) -> Result<Value, Failure> + Send + 'static,
+    ) -> Result<Vec<u32>, Failure> {
         #[derive(Deserialize)]
         struct Answer {
             tokens: Vec<u32>,
         }
-        Ok(self.ask::<Answer>(Api::Tokenize, question).await?.tokens)
+        let (text, model) = (Arc::clone(&begun.text), self.model.to_owned());
+        let body = begun.read(move |wanted| Ok(named(question(wanted, &text)?, model))).await?;
+        Ok(self.ask::<Answer>(Api::Tokenize, body).await?.tokens)
     }
     async fn text(&self, tokens: &[u32]) -> Result<String, Failure> {
         #[derive(Deserialize)]
@@ -330,12 +388,13 @@ impl Asker<'_> {
             #[serde(alias = "text")]
             prompt: String,
         }
-        Ok(self.ask::<Answer>(Api::Detokenize, json!({"tokens": tokens})).await?.prompt)
+        let (tokens, model) = (tokens.to_vec(), self.model.to_owned());
+        let size = size_of_val(tokens.as_slice());
+        let body = aside(size, move || named(json!({"tokens": tokens}), model)).await.ok_or_else(unread)?;
+        Ok(self.ask::<Answer>(Api::Detokenize, body).await?.prompt)
     }
 
-    async fn ask<T: serde::de::DeserializeOwned>(&self, api: Api, mut question: Value) -> Result<T, Failure> {
-        question["model"] = self.model.into();
-        let body = Bytes::from(question.to_string());
+    async fn ask<T: serde::de::DeserializeOwned + Send + 'static>(&self, api: Api, body: Bytes) -> Result<T, Failure> {
         let forward = Forward { api, headers: &self.job.headers, request_id: &self.job.request_id, traceparent: None };
         let asked = async {
             let (head, exchange) = self.placement.send(self.endpoint, &forward, &body).await?;
@@ -350,9 +409,16 @@ impl Asker<'_> {
         let Engine::Whole(answer) = tokio::time::timeout(limit, asked).await.map_err(late)?? else {
             return Err(broken("the engine streams where no stream was asked for"));
         };
-        serde_json::from_slice(&answer.body)
+        let read = aside(answer.body.len(), move || serde_json::from_slice(&answer.body)).await;
+        read.ok_or_else(|| broken("the engine's answer about tokens was not read"))?
             .map_err(|error| broken(&format!("the engine's answer about tokens cannot be read: {error}")))
     }
+}
+
+/// A question to the engine about `model`.
+fn named(mut question: Value, model: String) -> Bytes {
+    question["model"] = model.into();
+    question.to_string().into()
 }
 
 impl Placement {
@@ -379,5 +445,30 @@ impl Placement {
                 Err(error) => return Err(broke_off(endpoint, &error).await),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{self, ThreadId};
+
+    use super::*;
+
+    fn begun(prompt: usize) -> Begun {
+        let body = json!({"prompt": "x".repeat(prompt), "max_tokens": 9}).to_string();
+        Begun { api: Api::Completions, body: body.into(), text: "so far".into(), continues: Some(Continues::Vllm) }
+    }
+
+    #[tokio::test]
+    async fn large_requests_are_read_and_spliced_off_the_thread_that_serves_others() {
+        let on = |_: &Wanted<'_>| -> Result<ThreadId, Failure> { Ok(thread::current().id()) };
+        let here = thread::current().id();
+        assert!(begun(100).read(on).await.is_ok_and(|there| there == here));
+        let large = begun(2 << 20);
+        assert!(large.read(on).await.is_ok_and(|there| there != here));
+        let Ok(made) = large.made(vec![Splice::replace("max_tokens", 7)], true).await else { panic!("no rest") };
+        let made: Value = serde_json::from_slice(&made).unwrap();
+        assert_eq!(made["max_tokens"], 7);
+        assert_eq!(made["prompt"], "x".repeat(2 << 20) + "so far");
     }
 }

@@ -484,3 +484,92 @@ async fn checked(pool: &std::sync::Weak<Pool>, worker: &Worker, mut report: Load
     }
     report
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::{Future, pending};
+    use std::pin::Pin;
+    use std::thread;
+
+    use pulsing_core::{NodeId, Payload, Target};
+
+    use super::*;
+    use crate::api::Api;
+    use crate::cluster::{BoxFuture, Instances};
+
+    /// A cluster of one Worker, which is never called.
+    struct One(Instance);
+    /// It, once.
+    struct Once(Option<Instance>);
+
+    impl Cluster for One {
+        fn watch_name(&self, _: &str) -> Result<Box<dyn Instances>> {
+            Ok(Box::new(Once(Some(self.0.clone()))))
+        }
+        fn first_names(&self, _: usize) -> (usize, Vec<Instance>) {
+            (1, vec![self.0.clone()])
+        }
+        fn call(&self, _: Target, _: Payload, _: CallOptions) -> BoxFuture<Result<Reply>> {
+            Box::pin(pending())
+        }
+    }
+    impl Instances for Once {
+        fn changed(&mut self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
+            Box::pin(pending())
+        }
+        fn take(&mut self) -> Vec<NameChange> {
+            self.0.take().map(NameChange::Added).into_iter().collect()
+        }
+    }
+
+    /// With one Worker, which is ready.
+    fn pool() -> (Arc<Pool>, Arc<Worker>) {
+        let metadata = [("kind", "worker"), ("protocol", "1..1"), ("model", "tiny")];
+        let instance = Instance {
+            name: "worker".into(),
+            target: Target { node: NodeId(1), actor: ActorId(2) },
+            addr: "127.0.0.1:1".into(),
+            class: String::new(),
+            metadata: metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            unique: false,
+        };
+        let served = vec![Served::new("tiny", "worker")];
+        let pool = Pool::start(Arc::new(One(instance)), served, Limits::default(), None).unwrap();
+        let worker = Arc::clone(&pool.snapshot().all()[0]);
+        (pool, worker)
+    }
+    fn ready(pool: &Pool, worker: &Worker) {
+        pool.report(worker, LoadReport { state: "ready".into(), capacity: 1, ..LoadReport::default() });
+        assert!(chooses(pool));
+    }
+    fn chooses(pool: &Pool) -> bool {
+        !pool.snapshot().candidates("tiny", Api::Chat).is_empty()
+    }
+
+    #[tokio::test]
+    async fn test_s4_who_finds_a_worker_unreachable_second_does_not_choose_it_again_either() {
+        let (pool, worker) = pool();
+        ready(&pool, &worker);
+        // The first one has found it out and is about to publish it.
+        worker.set_reachable(false);
+        assert!(chooses(&pool));
+        pool.suspect(&worker);
+        assert!(!chooses(&pool));
+    }
+
+    #[tokio::test]
+    async fn test_s4_nobody_chooses_a_worker_again_that_others_find_unreachable_at_the_same_time() {
+        let (pool, worker) = pool();
+        for _ in 0..200 {
+            ready(&pool, &worker);
+            thread::scope(|scope| {
+                let find = || {
+                    pool.suspect(&worker);
+                    chooses(&pool)
+                };
+                let found = [(); 4].map(|()| scope.spawn(find));
+                found.into_iter().for_each(|chosen| assert!(!chosen.join().unwrap()));
+            });
+        }
+    }
+}
