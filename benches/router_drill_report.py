@@ -79,4 +79,6 @@ def page(run: dict[str, Any]) -> str:
             verdict = "kept" if result["kept"] else "**missed**"
             lines.append(f"| {result['kind']} | {result['policy']} | {told(result)} | {verdict} |")
         lines.append("")
+    for what, found in run.get("beside", {}).items():
+        lines += [f"## {what}", "", found, ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -114,6 +114,7 @@ def main() -> None:
         "versions": house.described(python, peers=not options.no_peers),
         "targets": {drill.key: [(drill.run.__doc__ or "").strip(), drill.target] for drill in drills},
         "results": [],
+        "beside": beside(options.write),
     }
     for drill in drills:
         for kind in KINDS:
@@ -130,6 +131,13 @@ def main() -> None:
                 took = time.monotonic() - began
                 print(f"{drill.key}, {kind.name}, {policy} ({took:.0f} s): {result}", file=sys.stderr, flush=True)
     publish(page(run), run, options.write)
+
+
+def beside(path: pathlib.Path | None) -> dict[str, str]:
+    """What an earlier page at `path` tells of runs that are no drills: each is told until somebody runs it again."""
+    earlier = path.with_suffix(".json") if path else None
+    told: dict[str, str] = json.loads(earlier.read_text()).get("beside", {}) if earlier and earlier.exists() else {}
+    return told
 
 
 def attempted(drill: Drill, field: Range, kind: Kind, policy: str) -> Result:

@@ -45,6 +45,8 @@ class Deeds:
         self.made = made
         self.dice = dice
         self.done: Counter[str] = Counter()
+        # Seconds from a deed's end until every Router saw everybody, at most.
+        self.slowest: dict[str, float] = {}
 
     def one(self) -> None:
         deed, _, whom = self.dice.choice(DEEDS).split(" ", 2)
@@ -68,7 +70,10 @@ class Deeds:
                 engine.worker = self.made.engine_worker(engine.port)
             elif not self.paused(deed, engine.server):
                 engine.server = self.made.server(engine.port)
+        began = time.monotonic()
         self.made.wait_whole()
+        took = round(time.monotonic() - began, 1)
+        self.slowest[f"{deed} {whom}"] = max(took, self.slowest.get(f"{deed} {whom}", 0))
         time.sleep(self.dice.uniform(0.1, 0.5))
 
     def paused(self, deed: str, process: subprocess.Popen[bytes]) -> bool:
@@ -82,8 +87,8 @@ class Deeds:
         return True
 
 
-async def play(made: House, seed: int) -> tuple[Counter[str], Counter[str]]:
-    """Deeds until the time is over; what was done, and how requests ended."""
+async def play(made: House, seed: int) -> tuple[Deeds, Counter[str]]:
+    """Deeds until the time is over, and how requests ended."""
     deeds = Deeds(made, random.Random(seed))
     ends: Counter[str] = Counter()
     over = False
@@ -107,7 +112,7 @@ async def play(made: House, seed: int) -> tuple[Counter[str], Counter[str]]:
         await asyncio.to_thread(deeds.one)
     over = True
     await asyncio.gather(*tasks)
-    return deeds.done, ends
+    return deeds, ends
 
 
 class Weights:
@@ -149,14 +154,14 @@ def test_s4_answers_are_whole_or_say_that_they_are_not_whatever_happens(tmp_path
     with house(tmp_path, WORKERS, ENGINES) as made:
         before = Weights(made)
         try:
-            done, ends = asyncio.run(play(made, seed))
+            deeds, ends = asyncio.run(play(made, seed))
         except AssertionError as error:
             raise AssertionError(f"{told}: {error}\n{made.logs()}") from error
-        sys.stderr.write(f"\n{told}: {dict(done)}; {dict(ends)}\n")
+        sys.stderr.write(f"\n{told}: {dict(deeds.done)}; {dict(ends)}; all seen after {deeds.slowest} s at most\n")
         allowed = {
             f"{kind} {end}" for kind in ("streamed", "unstreamed") for end in ("whole", "cut by the kill of its router")
         }
-        if done["kill engine"]:
+        if deeds.done["kill engine"]:
             # What an engine has begun nobody else can end; what a Worker has, each other one can.
             allowed.add("streamed broken and said so")
         assert set(ends) <= allowed, f"{told}: {dict(ends)}\n{made.logs()}"
