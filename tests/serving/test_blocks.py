@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import protocol
+import pytest
 from router_kit import CHAT, http, ready, system, until
 
 from pulsing._core import LoadReport, prompt_blocks
@@ -220,3 +221,33 @@ def test_s5_blocks_of_tokens_are_mapped_to_the_blocks_of_the_prompts_that_made_t
     assert len(tokens._nodes) == 2
     tokens.cleared()
     assert (len(held), tokens._awaiting, tokens._nodes) == (0, {}, {})
+
+
+def test_more_blocks_at_once_than_are_remembered_are_not_told_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = HeldBlocks(limit=100, in_one=10)
+    reader = held.reader()
+    anew = []
+    monkeypatch.setattr(reader, "begin_anew", lambda begin=reader.begin_anew: (anew.append(1), begin()))
+    held.stored(range(5000))
+    assert len(anew) < 100
+    assert len(held) == 100
+    told: dict[int, None] = {}
+    while (news := reader.take()) is not None:
+        _, reset, stored, dropped = news
+        if reset:
+            told.clear()
+        told.update(dict.fromkeys(stored))
+        for block in dropped:
+            told.pop(block, None)
+    assert list(told) == list(range(4900, 5000))
+
+
+@pytest.mark.parametrize("block", [-1, 2**64, "a", 1.5, None])
+def test_what_is_no_block_is_refused_where_it_is_told_and_load_reports_go_on(block: Any) -> None:
+    worker = Caching()
+    for tell in (worker.blocks_stored, worker.blocks_dropped):
+        with pytest.raises(ValueError, match="64 bits"):
+            tell([1, block])
+    reader = worker._blocks.reader()
+    assert worker.load_report().encode(reader.take())
+    assert not worker._blocks

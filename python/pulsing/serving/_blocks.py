@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
+from pulsing.serving._errors import shown
+
 __all__ = ["BlockNews", "BlockReader", "HeldBlocks", "TellsBlocks"]
 
 # Most blocks in one report: 32 KiB.
@@ -39,10 +41,17 @@ class HeldBlocks:
 
     def stored(self, blocks: Iterable[int]) -> None:
         """The cache holds these."""
+        # Not one by one: to find the oldest, a dict passes over all that were removed before it.
+        most = self._limit + max(1, min(self._in_one, self._limit // 2))
         for block in blocks:
             self._held.pop(block, None)
             self._held[block] = None
             self._tell(block, True)
+            if len(self._held) >= most:
+                self._give_up()
+        self._give_up()
+
+    def _give_up(self) -> None:
         excess = len(self._held) - self._limit
         if excess > 0:
             self.dropped(list(islice(self._held, excess)))
@@ -118,6 +127,16 @@ class BlockReader:
         self._blocks.forget(self)
 
 
+def _checked(blocks: Iterable[int]) -> list[int]:
+    checked = list(blocks)
+    for block in checked:
+        if not isinstance(block, int) or not 0 <= block < 2**64:
+            raise ValueError(
+                f"a block is one of GenerateRequest.blocks, an integer of 64 bits without a sign; not {shown(block)}"
+            )
+    return checked
+
+
 class TellsBlocks:
     """The part of a Worker that tells Routers of its prompt cache."""
 
@@ -132,8 +151,11 @@ class TellsBlocks:
 
         Args:
             blocks: of ``GenerateRequest.blocks``. The latest 131,072 are remembered, which is 32 MiB of prompts.
+
+        Raises:
+            ValueError: one of them is no block.
         """
-        self._blocks.stored(blocks)
+        self._blocks.stored(_checked(blocks))
 
     def blocks_dropped(self, blocks: Iterable[int]) -> None:
         """Say that the prompt cache does not hold these blocks: they were evicted, or never stored. On the loop.
@@ -142,8 +164,11 @@ class TellsBlocks:
 
         Args:
             blocks: of ``GenerateRequest.blocks``.
+
+        Raises:
+            ValueError: one of them is no block.
         """
-        self._blocks.dropped(blocks)
+        self._blocks.dropped(_checked(blocks))
 
     def blocks_cleared(self) -> None:
         """Say that the prompt cache is empty. On the loop."""
