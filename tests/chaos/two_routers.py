@@ -190,7 +190,10 @@ class House:
         door.process = self._router(door.node, door.port)
 
     def wait_whole(self) -> None:
-        """Until every Router sees every Worker ready, and nobody else."""
+        """Until every Router sees as many Workers ready as there are.
+
+        One whose death is not known yet counts in the place of one that starts: the next deed may come a Worker early.
+        """
         count = len(self.workers) + len(self.engines)
         for door in self.doors:
             try:
