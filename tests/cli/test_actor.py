@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import pathlib
+import platform
 import re
 import signal
 import socket
@@ -374,3 +375,30 @@ def test_the_collector_looks_less_often_unless_it_was_told_to(told: int, becomes
         assert gc.get_threshold()[:2] == (becomes, 7)
     finally:
         gc.set_threshold(*before)
+
+
+PROMPTS = """
+import os, resource
+from pulsing.cli._actor import keep_memory
+kept = keep_memory({name: "1" for name in [%r] if name})
+def prompts():
+    [bytes(220_000) for _ in range(64)]
+prompts()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    prompts()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.parametrize("told", ["", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_memory_of_large_prompts_is_kept_unless_the_environment_says_otherwise(told: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROMPTS % told], env=environ, check=True, capture_output=True, text=True
+    )
+    kept, faults = done.stdout.split()
+    assert kept == str(not told and platform.libc_ver()[0] == "glibc")
+    if kept == "True":
+        # Once 64 prompts are some 3,500 pages.
+        assert int(faults) < 3_500
