@@ -677,6 +677,10 @@ class WorkerRequest:
     def request_id(self) -> str:
         """``x-request-id``."""
 
+    def surroundings(self) -> dict[str, Any]:
+        """What a request to generate says beside its body, by the names of ``GenerateRequest``: api, request_id,
+        deadline, continue_text, continue_tokens (a tuple) and handoff."""
+
     @property
     def deadline(self) -> float | None:
         """Seconds left when it was sent; None for ever."""

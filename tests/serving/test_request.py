@@ -319,3 +319,16 @@ class TestNeeds:
     def test_template_variables(self) -> None:
         request = chat(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
         assert request.template_args == {"enable_thinking": False, "reasoning_effort": "low"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.5, "stop": "x"}])
+def test_s2_a_workers_message_is_read_as_its_parts_are(fields: dict[str, Any]) -> None:
+    body = json.dumps({"messages": USER, **fields}).encode()
+    said: Any = {"request_id": "r1", "deadline": 2.5, "continue_text": "so far", "handoff": b"there"}
+    for api in ("chat.completions", "completions"):
+        head = _core.encode_request("generate", api=api, continue_tokens=[3, 4], **said)
+        wire = _core.WorkerRequest.decode(head, [body])
+        assert (wire.kind, wire.api) == ("generate", api)
+        assert wire.surroundings() == {"api": api, "continue_tokens": (3, 4), **said}
+    parts = GenerateRequest.from_body("chat.completions", body, continue_tokens=(3, 4), **said)
+    assert GenerateRequest.within({**wire.surroundings(), "api": "chat.completions"}, body) == parts

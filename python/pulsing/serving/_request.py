@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn
 
 from pulsing._core import read_json
 from pulsing.serving._errors import RequestError, shown
@@ -179,24 +179,39 @@ class GenerateRequest:
         Raises:
             RequestError: 400 with ``param`` naming the field.
         """
+        surroundings = {
+            "api": api,
+            "request_id": request_id,
+            "deadline": deadline,
+            "continue_text": continue_text,
+            "continue_tokens": continue_tokens,
+            "handoff": handoff,
+            "blocks": blocks,
+            "prompt_bytes": prompt_bytes,
+        }
+        return cls.within(surroundings, body)
+
+    @classmethod
+    def within(cls, surroundings: dict[str, Any], body: bytes | memoryview) -> GenerateRequest:
+        """Parse and check a JSON body, as :meth:`from_body`.
+
+        Args:
+            surroundings: what :meth:`from_body` takes beside the body, by its names; ``api`` at least. It is kept.
+            body: the JSON as the client sent it.
+
+        Raises:
+            RequestError: 400 with ``param`` naming the field.
+        """
         fields = parse_json(body)
+        api = surroundings["api"]
         if api == "chat.completions" and _READ.isdisjoint(fields):
             # As its constructor would make it, which takes as long as all the rest: it sets each default anew.
+            surroundings["body"] = fields
+            surroundings["messages"] = parse_messages(fields.get("messages"))
+            surroundings["logit_bias"] = {}
+            surroundings["template_args"] = {}
             request = object.__new__(cls)
-            request.__dict__.update(
-                api=api,
-                request_id=request_id,
-                deadline=deadline,
-                body=fields,
-                messages=parse_messages(fields.get("messages")),
-                logit_bias={},
-                template_args={},
-                continue_text=continue_text,
-                continue_tokens=continue_tokens,
-                handoff=handoff,
-                blocks=blocks,
-                prompt_bytes=prompt_bytes,
-            )
+            object.__setattr__(request, "__dict__", surroundings)
             return request
         read = _Fields(fields)
         parsed: dict[str, Any] = {}
@@ -221,9 +236,6 @@ class GenerateRequest:
             raise RequestError(400, f"unknown API {shown(api)}: use chat.completions or completions", "api")
         top_k = read.integer("top_k", -1, 2**31)
         request = cls(
-            api=cast(Api, api),  # one of the two, checked above
-            request_id=request_id,
-            deadline=deadline,
             body=read.body,
             temperature=read.number("temperature", 0, 2),
             top_p=read.number("top_p", 0, 1),
@@ -237,12 +249,8 @@ class GenerateRequest:
             stop=read.stop(),
             n=read.integer("n", 1, _MAX_CHOICES) or 1,
             template_args=read.template_args(),
-            continue_text=continue_text,
-            continue_tokens=continue_tokens,
-            handoff=handoff,
-            blocks=blocks,
-            prompt_bytes=prompt_bytes,
             needs=read.other_features(),
+            **surroundings,
             **parsed,
         )
         object.__setattr__(request, "needs", request.needs | _asked(request, read.body))

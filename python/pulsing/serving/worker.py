@@ -490,18 +490,11 @@ class Worker(TellsBlocks, Actor):
         if wire.kind == "question":
             self._check_state()
             return lambda: answered(self, wire)
-        blocks, prompt_bytes = prompt_blocks(wire.api, wire.body) if self.reports_blocks else ([], 0)
-        request = GenerateRequest.from_body(
-            wire.api,
-            wire.body,
-            request_id=wire.request_id,
-            deadline=wire.deadline,
-            continue_text=wire.continue_text,
-            continue_tokens=tuple(wire.continue_tokens),
-            handoff=wire.handoff,
-            blocks=tuple(blocks),
-            prompt_bytes=prompt_bytes,
-        )
+        surroundings = wire.surroundings()
+        if self.reports_blocks:
+            blocks, surroundings["prompt_bytes"] = prompt_blocks(wire.api, wire.body)
+            surroundings["blocks"] = tuple(blocks)
+        request = GenerateRequest.within(surroundings, wire.body)
         self._check(request)
         gathered: list[Delta] | None = [] if wire.whole else None
         return lambda: self._stream(call, request, gathered)

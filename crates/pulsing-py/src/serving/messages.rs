@@ -5,8 +5,9 @@ use pulsing_gateway::api::{self, Api};
 use pulsing_gateway::protocol;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 fn malformed(message: String) -> PyErr {
     PyValueError::new_err(message)
@@ -16,7 +17,7 @@ fn malformed(message: String) -> PyErr {
 #[pyclass(frozen, module = "pulsing._core")]
 pub(crate) struct WorkerRequest {
     #[pyo3(get)]
-    kind: &'static str,
+    kind: Py<PyString>,
     #[pyo3(get)]
     version: u32,
     /// A subscriber wants news of the prompt cache.
@@ -42,15 +43,15 @@ impl WorkerRequest {
         }
         let mut blocks = false;
         let (kind, generate) = match request.kind {
-            Some(protocol::Kind::Generate(generate)) => ("generate", generate),
+            Some(protocol::Kind::Generate(generate)) => (intern!(py, "generate"), generate),
             Some(protocol::Kind::SubscribeLoad(asked)) => {
                 blocks = asked.blocks;
-                ("subscribe_load", protocol::Generate::default())
+                (intern!(py, "subscribe_load"), protocol::Generate::default())
             }
-            Some(protocol::Kind::Describe(_)) => ("describe", protocol::Generate::default()),
+            Some(protocol::Kind::Describe(_)) => (intern!(py, "describe"), protocol::Generate::default()),
             Some(protocol::Kind::Question(protocol::Question { api, request_id, deadline_ms, traceparent })) => {
                 let shared = protocol::Generate { api, request_id, deadline_ms, traceparent, ..Default::default() };
-                ("question", shared)
+                (intern!(py, "question"), shared)
             }
             None => return Err(malformed("a request without a kind".to_owned())),
         };
@@ -58,15 +59,31 @@ impl WorkerRequest {
             Some(buffer) => PyBytes::new_with(py, buffer.len_bytes(), |bytes| buffer.copy_to_slice(py, bytes))?,
             None => PyBytes::new(py, b""),
         };
-        Ok(Self { kind, version: request.version, blocks, generate, body: body.unbind() })
+        Ok(Self { kind: kind.clone().unbind(), version: request.version, blocks, generate, body: body.unbind() })
     }
     #[getter]
-    fn api(&self) -> &str {
-        &self.generate.api
+    fn api<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
+        // What Python compares and hashes for each request; any other text is made anew.
+        match self.generate.api.as_str() {
+            "chat.completions" => intern!(py, "chat.completions").clone(),
+            "completions" => intern!(py, "completions").clone(),
+            other => PyString::new(py, other),
+        }
     }
     #[getter]
     fn request_id(&self) -> &str {
         &self.generate.request_id
+    }
+    /// What a request to generate says beside its body, by the names of `GenerateRequest`.
+    fn surroundings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let said = PyDict::new(py);
+        said.set_item(intern!(py, "api"), self.api(py))?;
+        said.set_item(intern!(py, "request_id"), &self.generate.request_id)?;
+        said.set_item(intern!(py, "deadline"), self.deadline())?;
+        said.set_item(intern!(py, "continue_text"), &self.generate.continue_text)?;
+        said.set_item(intern!(py, "continue_tokens"), PyTuple::new(py, &self.generate.continue_tokens)?)?;
+        said.set_item(intern!(py, "handoff"), self.handoff(py))?;
+        Ok(said)
     }
     #[getter]
     fn deadline(&self) -> Option<f64> {
