@@ -25,7 +25,7 @@ help:
 	@echo "make upgrade-test PREVIOUS=ref  nodes of a git revision are replaced by this tree's, one by one, under load"
 	@echo "make chaos   five minutes of kill -9, stops, leaves and restarts of nodes and of Workers, under calls"
 	@echo "make chaos-router  five minutes of the same with two Routers, under streams"
-	@echo "make sim-nightly  twenty times as many seeds of the membership simulator as CI (an hour)"
+	@echo "make sim-nightly  twenty times as many seeds of the membership simulator as CI (10 minutes of 2 cores)"
 	@echo "make sim-figures  detection, dissemination and bytes of simulated clusters of 10, 100 and 1,000 nodes (minutes)"
 	@echo "make soak    ten minutes at full load in two processes: nothing may grow"
 	@echo "make wheels  manylinux_2_28 wheels (x86_64, aarch64) and an sdist, in dist/"

@@ -145,8 +145,7 @@ fn figures(n: usize, seeds: u64, losses: usize) -> Value {
     for seed in 1..=seeds {
         let mut sim = Sim::formed(n, Preset::Lan, Weather::FAIR, seed);
         formed.add(sim.now());
-        // At this loss a thousand nodes suspect each other thousands of times a second: minutes of computing for each.
-        for (name, weather) in weathers.into_iter().filter(|(name, _)| n < 1000 || *name != "loss_30") {
+        for (name, weather) in weathers {
             spells.entry(name).or_default().watch(&mut sim, weather);
         }
         for _ in 0..losses {
