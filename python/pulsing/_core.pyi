@@ -460,9 +460,6 @@ class System:
     def shutdown(self, bridge: Bridge, token: int) -> None:
         """Leaves the cluster and reports to `token` when the port is free."""
 
-    def leave(self, timeout: float) -> None:
-        """`shutdown` from outside a loop, waiting at most `timeout` seconds."""
-
 @final
 class TestHost:
     """One life of one host of a `TestNetwork`: what a system is started on."""
@@ -596,6 +593,9 @@ def runtime_started() -> bool:
 
 def runtime_tasks() -> int:
     """Tasks of the runtime that have not ended: of every node of this process together."""
+
+def leave_all(systems: list[System], timeout: float) -> None:
+    """`System.shutdown` of all at once, from outside a loop, waiting at most `timeout` seconds."""
 
 def stop_runtime(timeout: float) -> None:
     """Stops the runtime for good, waiting at most `timeout` seconds for its threads."""

@@ -39,6 +39,10 @@ class Refuses:
         return self.__getstate__()
 
 
+DEEP = 100_000
+"""More lists in one another than any version can pickle: from 3.14 on a stack of 8 MB is the limit."""
+
+
 def nested(depth: int) -> list[Any]:
     whole: list[Any] = []
     for _ in range(depth):
@@ -52,7 +56,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "StopIteration": (lambda: Refuses(StopIteration(1)), TypeError, "StopIteration: 1"),
     "MemoryError": (lambda: Refuses(MemoryError("full")), MemoryError, "full"),
     "recursion": (lambda: Refuses(None), TypeError, "nested too deeply"),
-    "depth": (lambda: nested(5000), TypeError, "nested too deeply"),
+    "depth": (lambda: nested(DEEP), TypeError, "nested too deeply"),
 }
 """What makes it, and what whoever sends it gets."""
 
@@ -106,6 +110,11 @@ class Place:
 
     def fail(self) -> None:
         raise LockedError("held")
+
+    def fail_at_length(self) -> None:
+        cause = ValueError("first")
+        cause.add_note("x" * 1_000_000)
+        raise KeyError("second") from cause
 
     def too_large(self) -> None:
         raise TooLargeError("300 bytes, limit 200")
@@ -198,6 +207,21 @@ def test_r1_answers_and_items_that_cannot_travel_are_errors_at_the_caller() -> N
             with pytest.raises(TypeError, match=r"cannot send the answer\.lock"):
                 await collect(far.items(), got)
             assert got == [1]
+
+    run(main())
+
+
+def test_r7_an_error_with_a_long_history_arrives_as_what_it_is() -> None:
+    async def main() -> None:
+        async with cluster(2) as systems:
+            caller = proxy_on(systems[1], await Place.spawn(system=systems[0]))
+            with pytest.raises(KeyError, match="second") as caught:
+                await caller.fail_at_length()
+            told = str(caught.value.__cause__)
+            assert "ValueError: first" in told
+            assert "fail_at_length" in told
+            assert "characters are left out" in told
+            assert len(told) < 20_000
 
     run(main())
 

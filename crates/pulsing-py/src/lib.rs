@@ -42,6 +42,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<watching::ChangesHandle>()?;
     m.add_class::<watching::WatchHandle>()?;
     m.add_class::<watching::NameWatchHandle>()?;
+    m.add_function(wrap_pyfunction!(system::leave_all, m)?)?;
     m.add_function(wrap_pyfunction!(runtime::stop_runtime, m)?)?;
     m.add_function(wrap_pyfunction!(runtime::runtime_started, m)?)?;
     m.add_function(wrap_pyfunction!(runtime::runtime_tasks, m)?)?;

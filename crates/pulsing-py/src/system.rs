@@ -508,22 +508,28 @@ impl System {
         });
         Ok(())
     }
-    /// Announces the departure from wherever we are, waiting at most `timeout` seconds: for interpreter exit, when no loop
-    /// runs any more.
-    fn leave(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        runtime::check_fork()?;
-        let limit = seconds("timeout", Some(timeout))?.unwrap_or_default();
-        let core = self.core.clone();
-        let (done, wait) = std::sync::mpsc::channel();
-        self.runtime.spawn(async move {
+}
+
+/// Announces the departure of `systems` from wherever we are, waiting at most `timeout` seconds: for interpreter exit, when
+/// no loop runs any more. They leave together, so that none takes another one's closed port for a death.
+#[pyfunction]
+pub(crate) fn leave_all(py: Python<'_>, systems: Vec<Py<System>>, timeout: f64) -> PyResult<()> {
+    runtime::check_fork()?;
+    let limit = seconds("timeout", Some(timeout))?.unwrap_or_default();
+    let (done, wait) = std::sync::mpsc::channel();
+    for system in &systems {
+        let (core, done) = (system.get().core.clone(), done.clone());
+        system.get().runtime.spawn(async move {
             core.shutdown().await;
-            let _ = done.send(());
+            drop(done);
         });
-        py.detach(move || {
-            let _ = wait.recv_timeout(limit);
-        });
-        Ok(())
     }
+    drop(done);
+    py.detach(move || {
+        // Nothing is ever sent: it ends when the last of them has left.
+        let _: Result<(), _> = wait.recv_timeout(limit);
+    });
+    Ok(())
 }
 
 fn options(

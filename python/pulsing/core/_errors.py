@@ -30,6 +30,9 @@ _SIMPLE: dict[str, type[ex.PulsingRuntimeError]] = {
 }
 
 _PICKLE_5 = b"\x80\x05"
+_LONGEST_TRACEBACK = 16 << 10
+"""Characters. Of an error that passes 64 KiB the core cuts the texts' ends and leaves out the exception itself, and the
+notes of one cause alone may be megabytes: CPython 3.14 adds one for each level of what cannot be pickled."""
 
 
 def from_core(error: tuple[str, str, dict[str, Any], str]) -> BaseException:
@@ -86,13 +89,20 @@ def encode(error: BaseException) -> tuple[str, str, int, bytes, str]:
     from pulsing.core._tracebacks import text_of_traceback
 
     kind = type(error)
-    text = text_of_traceback(error)
+    text = _within(text_of_traceback(error), _LONGEST_TRACEBACK)
     try:
         data = dumps_whole(error)
     except Exception:  # noqa: BLE001 - whatever the object's own pickling raises
         data = b""
     code = error.code if isinstance(error, ex.PulsingBusinessError) else 0
     return f"{kind.__module__}.{kind.__qualname__}", text_of(error), code, data, text
+
+
+def _within(text: str, limit: int) -> str:
+    """`text`, or its beginning and its end."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]}\n  ... {len(text) - limit} characters are left out ...\n{text[-(limit // 2) :]}"
 
 
 def _rebuild(fields: dict[str, Any]) -> BaseException:

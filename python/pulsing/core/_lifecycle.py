@@ -92,7 +92,5 @@ def untrack(system: ActorSystem) -> None:
 def _at_exit() -> None:
     if _owner != os.getpid():
         return
-    for system in list(_systems):
-        if not system.is_shut_down:
-            system.core.leave(_LEAVE_SECONDS)
+    _core.leave_all([system.core for system in list(_systems) if not system.is_shut_down], _LEAVE_SECONDS)
     _core.stop_runtime(_THREADS_SECONDS)
