@@ -187,7 +187,9 @@ def manners(field: Range, kind: Kind, policy: str) -> Result:
         }
         return {"passed": passed, "kept": all(passed.values())}
 
-    with field.subject(kind, policy) as subject:
+    # Ours answers other pages' origins only where it is told which (`--cors_origins`); the peers take any.
+    origins = ("--cors_origins", "http://x") if kind.who == "pulsing" else ()
+    with field.subject(kind, policy, 2, *origins) as subject:
         return asyncio.run(run(subject))
 
 
