@@ -308,27 +308,32 @@ def test_a_call_whose_loop_ends_fails_instead_of_waiting_for_ever() -> None:
     assert isinstance(failed[0], (pul.ActorStoppedError, CallCancelledError))
 
 
+# `print` writes a line and its end in two steps, and the actor's thread may print between them.
 PROGRAM = """
 import sys, time, asyncio
 import pulsing as pul
+
+def say(line):
+    sys.stdout.write(line + "\\n")
+    sys.stdout.flush()
 
 @pul.remote
 class Sleeper:
     begun = False
     async def sleep(self, seconds):
-        print("sleeping", flush=True)
+        say("sleeping")
         self.begun = True
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
-            print("cancelled", flush=True)
+            say("cancelled")
             raise
     def ping(self):
         return "pong"
     def busy(self):
         return self.begun
     def on_stop(self):
-        print("stopped", flush=True)
+        say("stopped")
 
 if __name__ == "__main__":
     pul.sync.init("127.0.0.1:0")
@@ -344,7 +349,7 @@ def sleep():
 threading.Thread(target=sleep, daemon=True).start()
 while not one.busy():
     time.sleep(0.01)
-print(one.ping())
+say(one.ping())
 """
 
 
@@ -361,9 +366,9 @@ def program(rest: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "rest",
     [
-        "print(one.ping())\n",
+        "say(one.ping())\n",
         IN_FLIGHT,
-        "print(one.ping())\nsys.exit(0)\n",
+        "say(one.ping())\nsys.exit(0)\n",
     ],
     ids=["end", "work in flight", "sys.exit"],
 )
@@ -385,8 +390,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     one.sleep(60)
 except KeyboardInterrupt:
-    print("interrupted", flush=True)
-print(one.ping(), flush=True)
+    say("interrupted")
+say(one.ping())
 pul.sync.shutdown()
 """
     with program(rest) as process:
@@ -409,7 +414,7 @@ if child == 0:
     except pul.PulsingRuntimeError as error:
         os._exit(3 if "forked" in str(error) else 4)
     os._exit(5)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), one.ping())
+say(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])} {one.ping()}")
 """
     with program(rest) as process:
         out, err = process.communicate(timeout=LIMIT)
