@@ -29,7 +29,7 @@ def peer_python(name: str) -> pathlib.Path:
 
 def mock_engine() -> pathlib.Path:
     """The mock engine's program, built in release."""
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or venv.cache() / "target")
+    target = venv.target(venv.ROOT)
     command = ["cargo", "build", "-q", "--release", "-p", "pulsing-bench", "--example", "mock_engine"]
     venv.run(*command, cwd=venv.ROOT, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
     return target / "release" / "examples" / "mock_engine"

@@ -1,6 +1,7 @@
 """The environments of the contestants: a venv each, made from PyPI, kept outside the tree, keyed by what is in it."""
 
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -76,14 +77,31 @@ def tree_key(tree: pathlib.Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def target(tree: pathlib.Path, name: str = "pulsing") -> pathlib.Path:
+    """Where cargo builds the crates of `tree`, without what it built of another tree.
+
+    Cargo takes the crates of two trees for the same ones, and what it built later of either for up to date in the
+    other: it compares times of files. A wheel would then be of sources that are not its tree's.
+    """
+    place = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or cache() / "target")
+    mark = place / f"{name}-built-from"
+    if not mark.exists() or mark.read_text() != str(tree):
+        place.mkdir(parents=True, exist_ok=True)
+        mark.unlink(missing_ok=True)
+        found = json.loads(run("cargo", "metadata", "-q", "--no-deps", "--format-version", "1", cwd=tree))
+        crates = [word for package in found["packages"] for word in ("-p", package["name"])]
+        run("cargo", "clean", "-q", "--release", "--target-dir", str(place), *crates, cwd=tree)
+        mark.write_text(str(tree))
+    return place
+
+
 def build_wheel(tree: pathlib.Path, key: str, name: str = "pulsing") -> pathlib.Path:
     """The release wheel of a tree."""
     place = cache() / "wheels" / key
     found = list(place.glob(f"{name}-*.whl"))
     if not found:
         print(f"building the release wheel of {tree} ({key})", file=sys.stderr, flush=True)
-        env = {**os.environ}
-        env.setdefault("CARGO_TARGET_DIR", str(cache() / "target"))
+        env = {**os.environ, "CARGO_TARGET_DIR": str(target(tree, name))}
         env.pop("MATURIN_PEP517_ARGS", None)
         with tempfile.TemporaryDirectory() as out:
             run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, str(tree), env=env)
