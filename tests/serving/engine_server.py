@@ -33,6 +33,8 @@ class EngineServer:
     """What a prefill server of vLLM says beside its answer."""
     version: str | None = None
     """What vLLM says it is; such a server goes on with an unfinished message. A token is a character."""
+    left: int = 0
+    """Streams whose reader was gone before they were whole."""
     seen: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     addr: str = ""
@@ -80,7 +82,11 @@ class EngineServer:
                 _answer(writer, 200, _tokens(path, json.loads(body)))
             else:
                 self.seen.append((headers, body))
-                await self._generate(writer, path, json.loads(body))
+                try:
+                    await self._generate(writer, path, json.loads(body))
+                except ConnectionError:
+                    self.left += 1
+                    raise
             await writer.drain()
             if headers.get("connection") == "close":
                 return
@@ -92,7 +98,8 @@ class EngineServer:
         elif path == "/health":
             _answer(writer, self.health, {"status": self.health})
         elif path == "/metrics" and (self.metrics is not None or self.version is not None):
-            _answer(writer, 200, self.metrics or "vllm:num_requests_running 0.0\n")
+            own = f"vllm:num_requests_running 0.0\ntest:left {self.left}\n"
+            _answer(writer, 200, self.metrics or own)
         elif path == "/version" and self.version is not None:
             _answer(writer, 200, {"version": self.version})
         else:

@@ -1,9 +1,10 @@
-"""Streams of engine servers that are lost go on on another one: what an EngineWorker declares, and kill -9 (S4)."""
+"""Streams of engine servers that are lost go on on another: what EngineWorkers declare, kill -9 (S4), SIGSTOP (S5)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -13,10 +14,10 @@ from typing import Any
 import openai
 import pytest
 from engine_server import EngineServer
-from router_kit import http, ready, system, until
+from router_kit import ready, system, until
 
 from pulsing.serving import EngineWorker, start_router, stop_router
-from pulsing.serving._probe import version_in
+from pulsing.serving._probe import Url, get, version_in
 
 MODEL = "org/engine-model"
 FAST = {"probe_interval": 0.05, "probe_timeout": 0.5}
@@ -116,7 +117,15 @@ async def engine_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, st
         await process.wait()
 
 
-def test_s4_kill_9_of_an_engine_costs_its_greedy_streams_nothing() -> None:
+async def metric(url: str, name: str) -> int:
+    _, body = await get(Url.parse(url), "/metrics", {}, 5)
+    found = re.search(rf"^{re.escape(name)} (\d+)$", body.decode(), re.MULTILINE)
+    assert found, name
+    return int(found[1])
+
+
+@pytest.mark.parametrize("deed", [signal.SIGKILL, signal.SIGSTOP])
+def test_s4_an_engine_that_dies_or_hangs_costs_its_greedy_streams_nothing(deed: signal.Signals) -> None:
     asked = " ".join(f"word{number}" for number in range(40))
     question: dict[str, Any] = {
         "model": "alias",
@@ -140,10 +149,10 @@ def test_s4_kill_9_of_an_engine_costs_its_greedy_streams_nothing() -> None:
         async with system() as node, contextlib.AsyncExitStack() as stack:
             runner = await start_router(node, "127.0.0.1", 0, "alias", scheduler_type="round_robin")
             stack.push_async_callback(stop_router, runner, 1)
-            processes = []
+            engines = []
             for _ in range(2):
                 process, url = await stack.enter_async_context(engine_process())
-                processes.append(process)
+                engines.append((process, url))
                 own = await stack.enter_async_context(system(node.addr))
                 await own.spawn(EngineWorker(url, **FAST), name="worker")
             await ready(runner.addr, 2)
@@ -154,11 +163,22 @@ def test_s4_kill_9_of_an_engine_costs_its_greedy_streams_nothing() -> None:
             streams = [asyncio.create_task(read(client, one)) for one in begun]
             for one in begun:
                 await one.wait()
-            processes[0].send_signal(signal.SIGKILL)
+            first, url = engines[0]
+            first.send_signal(deed)
             for said, ids, reasons in await asyncio.gather(*streams):
                 assert (said, len(ids), reasons) == (asked + " ", 1, ["stop"])
-            _, _, metrics = await http(runner.addr, "GET", "/metrics")
-            assert b"pulsing_router_resumed_streams_total 3" in metrics
-            assert b"pulsing_router_broken_streams_total 0" in metrics
+            router = f"http://{runner.addr}"
+            assert await metric(router, "pulsing_router_resumed_streams_total") == 3
+            assert await metric(router, "pulsing_router_broken_streams_total") == 0
+            taken_back = 3 if deed == signal.SIGSTOP else 0
+            assert await metric(router, 'pulsing_router_retries_total{reason="taken_back"}') == taken_back
+            if deed == signal.SIGSTOP:
+                first.send_signal(signal.SIGCONT)
+
+                async def cancelled() -> bool:
+                    return await metric(url, "test:left") == 3
+
+                await until("it finds its streams cancelled", cancelled)
+                await ready(runner.addr, 2)
 
     asyncio.run(asyncio.wait_for(test(), 60))

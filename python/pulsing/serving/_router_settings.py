@@ -239,7 +239,7 @@ SETTINGS: tuple[RouterSetting, ...] = (
         "worker_silence",
         1.5,
         "silence of a worker, which reports every 0.2 s, after which it is not chosen, and what it has not begun to "
-        "answer is sent elsewhere",
+        "answer, or another one can go on with, is sent elsewhere",
     ),
     _seconds(
         "worker_standstill",

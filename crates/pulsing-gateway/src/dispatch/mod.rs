@@ -7,6 +7,7 @@
 //! | `question`  | one request to one actor Worker that is answered in one piece          |
 //! | `blame`     | whose fault a failure is                                                |
 //! | `takeback`  | when a request is taken back from a Worker that hangs                   |
+//! | `stall`     | when a stream of an engine stands still                                 |
 //! | `resume`    | what a stream is continued from when its Worker is lost                 |
 //! | `pair`      | one request on two Workers: prefill and decode                         |
 //! | `source`    | the pieces of the answer, whatever they come from                      |
@@ -18,6 +19,7 @@ mod place;
 mod question;
 mod resume;
 mod source;
+mod stall;
 mod takeback;
 
 use std::ops::Range;
@@ -40,6 +42,7 @@ use crate::trail::Trail;
 pub(crate) use attempt::{Past, broken};
 pub(crate) use blame::Blame;
 pub(crate) use source::{Piece, Source};
+pub(crate) use stall::Stall;
 
 /// What placing a request needs.
 pub(crate) struct Placement {

@@ -245,7 +245,7 @@ impl Placement {
 impl Task {
     /// The same for the other half.
     fn again(&self) -> Self {
-        Self { body: self.body.clone(), takers: Takers::Actors, past: self.past, resume: None, sent: None }
+        Self { body: self.body.clone(), takers: Takers::Actors, past: self.past, resume: None, sent: None, not: None }
     }
 }
 

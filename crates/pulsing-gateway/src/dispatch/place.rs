@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::attempt::{Past, Upstream, lost_too_often};
 use super::resume::Resume;
-use super::{Failure, Job, Placement};
+use super::{Failure, Job, Placement, Stall};
 use crate::api::ApiError;
 use crate::engine::{Engine, Sent};
 use crate::metrics::Retry;
@@ -38,6 +38,8 @@ pub(super) struct Task {
     pub(super) resume: Option<Box<Resume>>,
     /// Of one that an engine has begun.
     pub(super) sent: Option<Box<Sent>>,
+    /// Not this one, from which nothing comes.
+    pub(super) not: Option<ActorId>,
 }
 
 /// Where a request went.
@@ -51,7 +53,7 @@ pub(super) enum Placed {
 impl Placement {
     /// Sends the request to a Worker and waits for the first piece of its answer.
     pub(super) async fn place(self: Arc<Self>, job: Arc<Job>, mut task: Task) -> Result<Placed, ApiError> {
-        let mut excluded: Vec<ActorId> = Vec::new();
+        let mut excluded: Vec<ActorId> = task.not.into_iter().collect();
         let mut failed: Option<ApiError> = None;
         let mut refused: Option<ApiError> = None;
         let mut last_words: Option<String> = None;
@@ -131,9 +133,11 @@ impl Placement {
             let worker = tried;
             let (error, fault) = match attempt {
                 Ok(mut placed) => {
-                    if let Placed::Engine(Engine::Stream(stream)) = &mut placed {
-                        let sent = task.sent.take().or_else(|| self.sent(&job, &worker));
-                        stream.note(&task.body, task.past, sent);
+                    if let Placed::Engine(Engine::Stream(stream)) = &mut placed
+                        && let Some(sent) = task.sent.take().or_else(|| self.sent(&job, &worker))
+                    {
+                        let stall = Stall::new(&self, &worker, &job, &sent.likeness);
+                        stream.note(&task.body, task.past, sent, stall);
                     }
                     self.served_elsewhere(&suspects, &worker, &task.body);
                     return Ok(placed);

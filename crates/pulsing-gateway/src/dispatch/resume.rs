@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::place::{Takers, Task};
 use super::{Job, Placement};
 use crate::api::{ApiError, Resume as Allowed};
-use crate::engine::{GoOn, Sent, hindrance};
+use crate::engine::{Cause, GoOn, Sent, hindrance};
 use crate::pool::{Likeness, Worker};
 use crate::protocol::{Deltas, Generate};
 
@@ -78,15 +78,25 @@ impl Placement {
         job: Arc<Job>,
         lost: Box<GoOn>,
     ) -> Result<super::place::Placed, ApiError> {
-        let GoOn { body, mut past, mut sent, error } = *lost;
+        let GoOn { body, mut past, mut sent, cause } = *lost;
         let why = if sent.ends() { hindrance(job.api, &body, &sent).await } else { Some("it is more than text") };
         if let Some(why) = why {
             tracing::info!(request_id = %job.request_id, why, "a stream of an engine is not continued");
-            return Err(error);
+            return Err(match cause {
+                Cause::Lost(error) => error,
+                Cause::Still(_) => ApiError::worker_fault(why),
+            });
         }
-        self.count_loss(&mut past, &body)?;
-        self.metrics.resumed.fetch_add(1, Relaxed);
-        let task = Task { body, takers: Takers::Any, past, resume: None, sent: Some(sent) };
+        let not = match cause {
+            Cause::Lost(_) => {
+                self.count_loss(&mut past, &body)?;
+                self.metrics.resumed.fetch_add(1, Relaxed);
+                None
+            }
+            // A take-back is no failure of the request, and there is none yet.
+            Cause::Still(worker) => Some(worker),
+        };
+        let task = Task { body, takers: Takers::Any, past, resume: None, sent: Some(sent), not };
         self.resume(job, task).await
     }
     /// [`place`](Self::place), for the rest of a stream.

@@ -13,7 +13,7 @@ use super::place::{Placed, Takers, Task};
 use super::{Failure, Job, Placement};
 use crate::api::{ApiError, no_such_choice};
 use crate::cluster::BoxFuture;
-use crate::engine::{Engine, EngineStream, GoOn, Head, Passed, Whole};
+use crate::engine::{Cause, Engine, EngineStream, GoOn, Head, Passed, Whole};
 use crate::metrics::Retry;
 use crate::protocol::{self, Deltas, Usage};
 
@@ -47,9 +47,12 @@ pub(crate) struct Source {
 enum Sub {
     Waiting(BoxFuture<Result<Placed, ApiError>>),
     Live(Box<Upstream>),
-    Engine(Box<EngineStream>),
+    Engine(Box<EngineStream>, Option<Relief>),
     Done,
 }
+
+/// Another engine is being asked to go on with a stream that stands still. Whichever says something first has the stream.
+type Relief = BoxFuture<Result<Placed, ApiError>>;
 
 enum Step {
     Piece(Piece),
@@ -80,7 +83,7 @@ impl Source {
     }
 
     fn waiting(&self, body: Bytes, takers: Takers, past: Past) -> Sub {
-        let task = Task { body, takers, past, resume: None, sent: None };
+        let task = Task { body, takers, past, resume: None, sent: None, not: None };
         Sub::Waiting(Box::pin(Arc::clone(&self.placement).place(Arc::clone(&self.job), task)))
     }
     fn divide(&mut self) {
@@ -108,14 +111,18 @@ impl Source {
                         return Poll::Ready(Some(Ok(Piece::Again(first..first + self.n))));
                     }
                     Poll::Ready(Some(Ok(Step::Resume(Again { body, past, resume, .. })))) => {
-                        let task = Task { body, takers: Takers::Actors, past, resume, sent: None };
+                        let task = Task { body, takers: Takers::Actors, past, resume, sent: None, not: None };
                         let going_on = Arc::clone(&self.placement).resume(Arc::clone(&self.job), task);
                         self.subs[at] = Sub::Waiting(Box::pin(going_on));
                         continue 'again;
                     }
                     Poll::Ready(Some(Ok(Step::GoOn(lost)))) => {
+                        let still = matches!(lost.cause, Cause::Still(_));
                         let going_on = Arc::clone(&self.placement).go_on(Arc::clone(&self.job), lost);
-                        self.subs[at] = Sub::Waiting(Box::pin(going_on));
+                        match &mut self.subs[at] {
+                            Sub::Engine(_, relief) if still => *relief = Some(Box::pin(going_on)),
+                            lost => *lost = Sub::Waiting(Box::pin(going_on)),
+                        }
                         continue 'again;
                     }
                     Poll::Ready(Some(Ok(Step::Piece(mut piece)))) => {
@@ -169,7 +176,7 @@ impl Sub {
                         *self = Self::Done;
                         return piece(Piece::Deltas(deltas));
                     }
-                    Poll::Ready(Ok(Placed::Engine(Engine::Stream(stream)))) => *self = Self::Engine(stream),
+                    Poll::Ready(Ok(Placed::Engine(Engine::Stream(stream)))) => *self = Self::Engine(stream, None),
                     Poll::Ready(Ok(Placed::Divide)) => {
                         *self = Self::Done;
                         return Poll::Ready(Some(Ok(Step::Divide)));
@@ -209,12 +216,45 @@ impl Sub {
                         }
                     };
                 }
-                Self::Engine(stream) => {
-                    return match stream.poll_next(cx, placement) {
+                Self::Engine(stream, relief) => {
+                    let next = stream.poll_next(cx, placement);
+                    match (&next, relief.as_mut()) {
+                        (Poll::Pending, Some(asked)) => match asked.as_mut().poll(cx) {
+                            Poll::Pending => return Poll::Pending,
+                            Poll::Ready(Ok(placed)) => {
+                                let worker = stream.worker().target().actor;
+                                tracing::info!(%worker, "a stream that stood still is taken back from its engine");
+                                placement.metrics.retry(Retry::TakenBack);
+                                placement.metrics.resumed.fetch_add(1, Relaxed);
+                                *self = Self::Waiting(Box::pin(std::future::ready(Ok(placed))));
+                                continue;
+                            }
+                            Poll::Ready(Err(error)) => {
+                                let worker = stream.worker().target().actor;
+                                tracing::info!(%worker, error = %error.message, "a stream stands still, and nobody else goes on with it");
+                                *relief = None;
+                                stream.stays(placement.config.worker_standstill);
+                                continue;
+                            }
+                        },
+                        // Gone for good, and somebody has been asked already.
+                        (Poll::Ready(Some(Ok(Passed::GoOn(_)))), Some(_)) => {
+                            if let Some(asked) = relief.take() {
+                                placement.metrics.retry(Retry::Lost);
+                                placement.metrics.resumed.fetch_add(1, Relaxed);
+                                *self = Self::Waiting(asked);
+                            }
+                            continue;
+                        }
+                        (Poll::Pending, None) => {}
+                        // It is alive.
+                        (Poll::Ready(_), _) => *relief = None,
+                    }
+                    return match next {
                         Poll::Pending => Poll::Pending,
                         Poll::Ready(Some(Ok(Passed::Events(bytes)))) => piece(Piece::Events(bytes, stream.take_head())),
                         Poll::Ready(Some(Ok(Passed::Deltas(deltas)))) => piece(Piece::Deltas(deltas)),
-                        Poll::Ready(Some(Ok(Passed::Lost(lost)))) => Poll::Ready(Some(Ok(Step::GoOn(lost)))),
+                        Poll::Ready(Some(Ok(Passed::GoOn(lost)))) => Poll::Ready(Some(Ok(Step::GoOn(lost)))),
                         Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
                         Poll::Ready(None) if !stream.passes() => {
                             *self = Self::Done;

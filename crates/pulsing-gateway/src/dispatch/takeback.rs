@@ -49,7 +49,8 @@ impl Placement {
         }
     }
 
-    fn has_other(&self, worker: &Arc<Worker>, job: &Job, like: Option<&Likeness>) -> bool {
+    /// Somebody else is there who serves this; with `like`, one that can go on with what this one has begun.
+    pub(super) fn has_other(&self, worker: &Arc<Worker>, job: &Job, like: Option<&Likeness>) -> bool {
         let snapshot = self.pool.snapshot();
         let likes = match worker.role() {
             Role::Decode(_) => snapshot.decoders_for(&job.model),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use hyper::{StatusCode, header};
+use pulsing_core::ActorId;
 
 use super::endpoint::Endpoint;
 use super::exchange::Exchange;
@@ -20,7 +21,7 @@ use super::sse::Gate;
 use super::wire::WireError;
 use crate::api::{Api, ApiError};
 use crate::aside::aside;
-use crate::dispatch::{Failure, Half, Job, Past, Placement, broken};
+use crate::dispatch::{Failure, Half, Job, Past, Placement, Stall, broken};
 use crate::pool::{Companion, Fault, Lease, Worker};
 use crate::protocol::{Deltas, Usage};
 
@@ -64,15 +65,23 @@ struct Again {
     body: Bytes,
     past: Past,
     sent: Box<Sent>,
+    stall: Stall,
 }
 
-/// A stream whose engine is lost.
+/// A stream whose engine is lost, or stands still.
 pub(crate) struct GoOn {
     pub(crate) body: Bytes,
     pub(crate) past: Past,
     pub(crate) sent: Box<Sent>,
-    /// What the client is told where nobody goes on with it.
-    pub(crate) error: ApiError,
+    pub(crate) cause: Cause,
+}
+
+/// Why another engine is to go on with a stream.
+pub(crate) enum Cause {
+    /// Its engine is gone, and this is what the client is told where nobody goes on.
+    Lost(ApiError),
+    /// Nothing comes from this one, which may yet wake.
+    Still(ActorId),
 }
 
 /// What is sent.
@@ -351,10 +360,20 @@ impl EngineStream {
         self.lease.keep(companion);
     }
     /// Notes from here on what the client gets, so that another engine may go on with it: `sent` is what it has.
-    pub(crate) fn note(&mut self, body: &Bytes, past: Past, sent: Option<Box<Sent>>) {
+    pub(crate) fn note(&mut self, body: &Bytes, past: Past, sent: Box<Sent>, stall: Stall) {
         if self.reader.is_of_chunks() {
-            self.again = sent.map(|sent| Again { body: body.clone(), past, sent });
+            self.again = Some(Again { body: body.clone(), past, sent, stall });
         }
+    }
+    /// Nobody else went on with it while it stood still.
+    pub(crate) fn stays(&mut self, pause: Duration) {
+        if let Some(again) = &mut self.again {
+            again.stall.again_after(pause);
+        }
+    }
+    /// Whose it is.
+    pub(crate) fn worker(&self) -> &Arc<Worker> {
+        self.lease.worker()
     }
     /// Status and headers, once.
     pub(crate) fn take_head(&mut self) -> Option<Head> {
@@ -374,9 +393,20 @@ impl EngineStream {
             let data = match self.first.take() {
                 Some(first) => first,
                 None => {
-                    match std::task::ready!(self.exchange.as_mut().map_or(Poll::Ready(None), |wire| wire.poll_data(cx)))
-                    {
-                        Some(Ok(data)) => data,
+                    let data = match &mut self.exchange {
+                        Some(exchange) => exchange.poll_data(cx),
+                        None => Poll::Ready(None),
+                    };
+                    let Poll::Ready(data) = data else { return self.poll_still(cx) };
+                    match data {
+                        Some(Ok(data)) => {
+                            let now = Instant::now();
+                            self.lease.worker().gave(now);
+                            if let Some(again) = &mut self.again {
+                                again.stall.beat(now);
+                            }
+                            data
+                        }
                         // Everything was there already.
                         Some(Err(_)) if self.reader.is_done() => {
                             self.ended = true;
@@ -385,15 +415,11 @@ impl EngineStream {
                         Some(Err(error)) => {
                             self.ended = true;
                             let told = cut(placement, self.lease.worker(), &error);
-                            let Some(Again { body, past, sent }) = self.again.take() else {
+                            let Some(Again { body, past, sent, .. }) = self.again.take() else {
                                 return Poll::Ready(Some(Err(told)));
                             };
-                            return Poll::Ready(Some(Ok(Passed::Lost(Box::new(GoOn {
-                                body,
-                                past,
-                                sent,
-                                error: told,
-                            })))));
+                            let lost = GoOn { body, past, sent, cause: Cause::Lost(told) };
+                            return Poll::Ready(Some(Ok(Passed::GoOn(Box::new(lost)))));
                         }
                         None => {
                             self.ended = true;
@@ -408,7 +434,7 @@ impl EngineStream {
                     match (&mut self.again, &passed) {
                         (Some(again), Passed::Events(events)) => again.sent.events(events),
                         (Some(again), Passed::Deltas(deltas)) => again.sent.deltas(deltas),
-                        (None, _) | (_, Passed::Lost(_)) => {}
+                        (None, _) | (_, Passed::GoOn(_)) => {}
                     }
                     return Poll::Ready(Some(Ok(passed)));
                 }
@@ -418,6 +444,20 @@ impl EngineStream {
                 }
             }
         }
+    }
+
+    /// Nothing comes: ready if the stream stands still.
+    fn poll_still(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Passed, ApiError>>> {
+        let Some(again) = &mut self.again else { return Poll::Pending };
+        std::task::ready!(again.stall.poll(cx));
+        if self.reader.is_done() {
+            // What hangs is only the end of the body.
+            self.ended = true;
+            return Poll::Ready(self.reader.finish().transpose());
+        }
+        let (body, past, sent) = (again.body.clone(), again.past, again.sent.clone());
+        let still = GoOn { body, past, sent, cause: Cause::Still(self.lease.worker().target().actor) };
+        Poll::Ready(Some(Ok(Passed::GoOn(Box::new(still)))))
     }
 
     /// Tokens, if the engine said so near the end.

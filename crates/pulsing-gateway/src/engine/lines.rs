@@ -6,7 +6,7 @@ use bytes::BytesMut;
 pub(super) const MAX_LINE: usize = 16 << 20;
 
 /// Gathers bytes into the payloads of events. Comments and fields other than `data` mean nothing here.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Lines {
     held: BytesMut,
     /// How much of `held` is known to have no line end.

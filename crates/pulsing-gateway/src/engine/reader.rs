@@ -16,8 +16,8 @@ pub(crate) enum Passed {
     Events(Bytes),
     /// What they say, where they are to be written anew.
     Deltas(Deltas),
-    /// The engine is lost, and another one may go on.
-    Lost(Box<GoOn>),
+    /// The engine is lost, or stands still, and another one may go on.
+    GoOn(Box<GoOn>),
 }
 
 /// Lets events through, or reads them.

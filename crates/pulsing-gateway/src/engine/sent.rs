@@ -19,6 +19,7 @@ const UNREAD: usize = 32 * 1024;
 const MAX_TEXT: usize = 16 << 20;
 
 /// The text of one choice so far, and what every event of the stream carries.
+#[derive(Clone)]
 pub(crate) struct Sent {
     unread: Vec<u8>,
     lines: Lines,

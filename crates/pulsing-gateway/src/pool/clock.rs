@@ -16,7 +16,7 @@ use crate::protocol::LoadReport;
 const MARGIN: f64 = 3.0;
 /// Longest time without a token that is ever granted: half of the limit of a request, so that there is time to serve it
 /// elsewhere.
-const LONGEST: Duration = Duration::from_secs(300);
+pub(crate) const LONGEST: Duration = Duration::from_secs(300);
 /// Added to every prompt's length in bytes: what a request costs before its first prompt token.
 const BASE: f64 = 4096.0;
 /// Prompt bytes a second that a Worker is taken to read before it has shown its speed: about 100 tokens, a small CPU.
@@ -49,6 +49,8 @@ pub(super) struct Clocks {
     born: Instant,
     /// Last report in milliseconds after `born` plus one; 0 = never.
     heard_at: AtomicU64,
+    /// When an engine last sent something, in milliseconds after `born`.
+    given_at: AtomicU64,
     /// Silence before this moment was this Router's own: its threads did not run.
     excused_at: AtomicU64,
     silent: AtomicBool,
@@ -72,6 +74,7 @@ impl Clocks {
             limits,
             born: Instant::now(),
             heard_at: AtomicU64::new(0),
+            given_at: AtomicU64::new(0),
             excused_at: AtomicU64::new(0),
             silent: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
@@ -135,8 +138,16 @@ impl Clocks {
         let longest = self.learned.lock().longest;
         (longest > 0.0).then(|| Duration::from_secs_f64(longest * MARGIN).max(NOTICE))
     }
+    /// An engine sent something.
+    pub(super) fn gave(&self, now: Instant) {
+        self.given_at.store(now.saturating_duration_since(self.born).as_millis() as u64, Ordering::Relaxed);
+    }
+    /// When it last did.
+    pub(super) fn given_at(&self) -> Instant {
+        self.born + Duration::from_millis(self.given_at.load(Ordering::Relaxed))
+    }
     /// How long the Worker may go without a token now.
-    fn patience(&self) -> Duration {
+    pub(super) fn patience(&self) -> Duration {
         let learned = self.learned.lock();
         let granted = Duration::from_millis(learned.granted.keys().next_back().copied().unwrap_or(0));
         let longest = Duration::from_secs_f64(learned.longest * MARGIN);

@@ -30,6 +30,7 @@ use crate::policy::Policy;
 use crate::protocol::{self, BlockNews, Description, LoadReport};
 
 pub(crate) use breaker::Fault;
+pub(crate) use clock::LONGEST;
 pub use clock::Limits;
 pub use companion::Companion;
 pub(crate) use likeness::{Continues, Likeness};
@@ -46,7 +47,7 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// Between two looks at the Workers' clocks: what it adds to the time in which a silent one is found out.
 const TICK: Duration = Duration::from_millis(100);
 /// A look that comes later than this says that this process was not running, and nothing of the Workers.
-const OVERSLEPT: Duration = Duration::from_millis(500);
+pub(crate) const OVERSLEPT: Duration = Duration::from_millis(500);
 /// How long an EngineWorker may take to say what it is.
 const DESCRIBE: Duration = Duration::from_secs(2);
 

@@ -363,6 +363,18 @@ impl Worker {
     pub(crate) fn notice(&self) -> Option<Duration> {
         self.clocks.notice()
     }
+    /// How long it may go without a token now.
+    pub(crate) fn patience(&self) -> Duration {
+        self.clocks.patience()
+    }
+    /// Its engine sent something of an answer to this Router.
+    pub(crate) fn gave(&self, now: Instant) {
+        self.clocks.gave(now);
+    }
+    /// When it last did.
+    pub(crate) fn given_at(&self) -> Instant {
+        self.clocks.given_at()
+    }
     /// Its state is about to be seen by all.
     pub(super) fn show(&self) {
         self.shown.store(self.state() as u8, Ordering::Release);
@@ -514,6 +526,7 @@ impl Lease {
         if let Some(grant) = self.unanswered.take() {
             self.worker.clocks.release(grant);
             self.worker.clocks.learn(self.bytes, self.begun.elapsed());
+            self.worker.gave(Instant::now());
             self.worker.breaker.answered();
             self.trial = false;
         }

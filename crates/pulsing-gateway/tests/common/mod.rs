@@ -3,6 +3,7 @@
 
 pub mod engine;
 pub mod pki;
+pub mod story;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
