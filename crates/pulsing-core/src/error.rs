@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::id::{ActorId, NodeId};
-use crate::shown::shown;
 
 /// Result of runtime operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -63,7 +62,7 @@ pub enum Error {
         capacity: usize,
     },
     /// The name is taken: on this node, or in the cluster where its holder or its claimant is unique (R10).
-    #[error("name {} is already taken by actor {actor} on node {node}; stop its holder or choose another name", shown(.name))]
+    #[error("name {name:?} is already taken by actor {actor} on node {node}; stop its holder or choose another name")]
     NameTaken {
         /// The name.
         name: String,
@@ -73,7 +72,7 @@ pub enum Error {
         node: NodeId,
     },
     /// The text cannot be an actor name.
-    #[error("{} is no actor name: {reason}", shown(.name))]
+    #[error("{name:?} is no actor name: {reason}")]
     InvalidName {
         /// What was given.
         name: String,
@@ -81,7 +80,7 @@ pub enum Error {
         reason: String,
     },
     /// Nobody serves under this name.
-    #[error("no actor named {} in the cluster (waited {waited:?}); names that exist: {known}", shown(.name))]
+    #[error("no actor named {name:?} in the cluster (waited {waited:?}); names that exist: {known}")]
     NameNotFound {
         /// The name.
         name: String,
@@ -180,7 +179,7 @@ pub enum Error {
         tried: String,
     },
     /// Not an address.
-    #[error("{} is no address: {reason} (expected host:port)", shown(.value))]
+    #[error("{value:?} is no address: {reason} (expected host:port)")]
     InvalidAddress {
         /// What was given.
         value: String,
@@ -188,7 +187,7 @@ pub enum Error {
         reason: String,
     },
     /// Not an id.
-    #[error("{} is no id (expected 32 hexadecimal digits)", shown(.value))]
+    #[error("{value:?} is no id (expected 32 hexadecimal digits)")]
     InvalidId {
         /// What was given.
         value: String,

@@ -12,7 +12,7 @@ use common::story::{
     ALIKE, FREE, GREEDY, Script, USAGE, VLLM, WORDS, chat, completion, engine, events, join, serve, words,
 };
 use common::{Client, FakeCluster, FakeWorker, Response, get, post, until};
-use pulsing_gateway::Gateway;
+use pulsing_gateway::{Gateway, PolicyKind};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
@@ -98,6 +98,44 @@ async fn test_s4_sglang_is_asked_for_the_tokens_of_the_text_alone() {
     // What is out may be a part of this one: "w2 " and "w3".
     let (response, _) = ask(Script { cut: 4, ..script }, &metadata, &chat(&format!(r#"{GREEDY},"stop":"2 w9""#))).await;
     assert!(!response.whole && response.body.contains("lost in the middle"), "{}", response.body);
+}
+
+#[tokio::test]
+async fn test_s4_an_sglang_that_does_not_tell_tokens_counts_what_it_is_sent() {
+    let script = Script { profile: "sglang", tokenizes: false, ..VLLM };
+    for extra in [
+        GREEDY.to_owned(),
+        USAGE.to_owned(),
+        format!(r#"{GREEDY},"max_tokens":5"#),
+        format!(r#"{USAGE},"max_completion_tokens":5,"min_tokens":2"#),
+    ] {
+        wherever_it_is_cut(script, &[("continue", "sglang")], &chat(&extra)).await;
+    }
+}
+
+#[tokio::test]
+async fn test_s4_a_text_that_cannot_be_read_back_is_known_by_its_own_tokens() {
+    wherever_it_is_cut(Script { detokenizes: false, ..VLLM }, &ALIKE, &chat(USAGE)).await;
+}
+
+#[tokio::test]
+async fn test_s4_an_engine_that_does_not_tell_tokens_goes_on_by_those_of_another_one() {
+    let (expected, _) = ask(VLLM, &ALIKE, &chat(USAGE)).await;
+    let mut went_on = 0;
+    // In turn: in one of the two orders it is the mute one that goes on.
+    for order in [[0, 1], [1, 0]] {
+        let (cluster, streams) = (FakeCluster::new(), Arc::new(AtomicUsize::new(0)));
+        let mute = Script { cut: 4, tokenizes: false, detokenizes: false, ..VLLM };
+        let engines = [engine(mute, &streams).await, engine(Script { cut: 4, ..VLLM }, &streams).await];
+        for at in order {
+            join(&engines[at], &cluster, &ALIKE);
+        }
+        let gateway = cluster.gateway(|config| config.policy = PolicyKind::RoundRobin).await;
+        let response = post(&gateway, "/v1/chat/completions", &chat(USAGE)).await;
+        assert_eq!(response.body, expected.body);
+        went_on += usize::from(engines[0].last().body.contains("\"continue_final_message\":true"));
+    }
+    assert_eq!(went_on, 1);
 }
 
 #[tokio::test]
@@ -305,6 +343,7 @@ async fn test_s4_where_going_on_would_not_be_sound_an_engines_stream_ends_with_a
         (Script { trims: true, ..cut }, ALIKE.to_vec(), plain.clone()),
         (Script { strays: true, ..cut }, ALIKE.to_vec(), plain.clone()),
         (Script { tokenizes: false, ..cut }, ALIKE.to_vec(), plain.clone()),
+        (Script { detokenizes: false, trims: true, ..cut }, ALIKE.to_vec(), plain.clone()),
         (cut, [&ALIKE[..], &[("role", "prefill"), ("pd", "sequential")]].concat(), plain),
         (cut, ALIKE.to_vec(), completion(GREEDY)),
     ];

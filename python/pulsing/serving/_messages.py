@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from pulsing.core._shown import shown
-from pulsing.serving._errors import RequestError
+from pulsing.serving._errors import RequestError, shown
 
 __all__ = ["parse_messages", "text_of"]
 

@@ -4,6 +4,7 @@
 //! sends travels as the bytes it sent, and what the engine answers as the bytes it answered, unless its EngineWorker wants
 //! that brought into the form that strict clients accept.
 
+mod asker;
 mod attempt;
 mod chunks;
 mod endpoint;

@@ -13,7 +13,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::attempt::{Engine, broke_off, whole};
+use super::asker::Asker;
+use super::attempt::broke_off;
 use super::endpoint::Endpoint;
 use super::message::Forward;
 use super::seam::Had;
@@ -37,10 +38,10 @@ pub(super) enum Rest {
 
 /// A request and what the client has of its stream, for the threads that read large ones.
 #[derive(Clone)]
-struct Begun {
+pub(super) struct Begun {
     api: Api,
     body: Bytes,
-    text: Arc<str>,
+    pub(super) text: Arc<str>,
     /// Whose stream it is.
     continues: Option<Continues>,
 }
@@ -55,7 +56,7 @@ impl Begun {
         self.body.len() + self.text.len()
     }
     /// What `work` makes of it.
-    async fn read<T: Send + 'static>(
+    pub(super) async fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Wanted<'_>) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
@@ -64,7 +65,7 @@ impl Begun {
         read.unwrap_or_else(|| Err(unread()))
     }
     /// The request with `fields`, and with the text so far behind the prompt if it is `continued`.
-    async fn made(&self, mut fields: Vec<Splice>, continued: bool) -> Result<Bytes, Failure> {
+    pub(super) async fn made(&self, mut fields: Vec<Splice>, continued: bool) -> Result<Bytes, Failure> {
         let begun = self.clone();
         self.read(move |wanted| {
             fields.extend(continued.then(|| wanted.with(&begun.text)));
@@ -75,7 +76,7 @@ impl Begun {
 }
 
 /// A request whose stream may go on elsewhere, as far as that takes looking at it.
-struct Wanted<'a> {
+pub(super) struct Wanted<'a> {
     fields: BTreeMap<Cow<'a, str>, &'a RawValue>,
     api: Api,
     include_usage: bool,
@@ -267,7 +268,7 @@ impl Placement {
     /// What is left of a stream whose client has what was `sent`.
     pub(super) async fn rest(
         &self,
-        worker: &Worker,
+        worker: &Arc<Worker>,
         endpoint: &Arc<Endpoint>,
         job: &Job,
         body: &Bytes,
@@ -285,21 +286,36 @@ impl Placement {
         if sent.text.is_empty() && sent.finish.is_none() {
             return Ok(Rest::Ask { body: begun.made(fields, false).await?, had: Had { tokens: 0, all: false } });
         }
-        let asker = Asker { placement: self, worker, endpoint, job, model: &model };
+        let asker = Asker { placement: self, worker, endpoint, job, model: &model, like: &sent.likeness };
+        let alone = |_: &Wanted<'_>, text: &str| Ok(json!({"prompt": text, "add_special_tokens": false}));
         let (prompt, tokens) = match (job.api, sent.likeness.continues) {
-            (Api::Chat, Some(Continues::Sglang)) => {
-                // It puts the tokens of the text behind those of the prompt, which are not known here.
-                let alone = |_: &Wanted<'_>, text: &str| Ok(json!({"prompt": text, "add_special_tokens": false}));
-                (None, asker.tokens(&begun, alone).await?.len())
-            }
+            // It puts the tokens of the text behind those of the prompt, which are not known here.
+            (Api::Chat, Some(Continues::Sglang)) => match asker.tokens(&begun, alone).await {
+                Ok(text) => (None, text.len()),
+                // Nobody needs to know how many there are.
+                Err(Failure::Final(_)) if limit.is_none() && !include_usage => (None, 0),
+                Err(Failure::Final(_)) => {
+                    let (prompt, text) = asker.counted(&begun).await?;
+                    (Some(prompt), text)
+                }
+                Err(failure) => return Err(failure),
+            },
             _ => {
                 let prompt = asker.tokens(&begun, |wanted, _| wanted.question(None)).await?;
                 let both = asker.tokens(&begun, |wanted, text| wanted.question(Some(text))).await?;
                 let Some(text) = both.strip_prefix(prompt.as_slice()) else {
                     return Err(unsound("the engine reads the prompt differently with the text behind it"));
                 };
-                if job.api == Api::Chat && asker.text(text).await? != sent.text {
-                    return Err(unsound("the engine's chat template changes the text"));
+                if job.api == Api::Chat {
+                    let same = match asker.text(text).await {
+                        Ok(said) => said == sent.text,
+                        // Where the tokens are those of the text alone, they are those of no other one.
+                        Err(Failure::Final(_)) => asker.tokens(&begun, alone).await? == text,
+                        Err(failure) => return Err(failure),
+                    };
+                    if !same {
+                        return Err(unsound("the engine's chat template changes the text"));
+                    }
                 }
                 (Some(prompt.len()), text.len())
             }
@@ -315,8 +331,7 @@ impl Placement {
         fields
             .extend(LIMITS.iter().zip(numbers).filter_map(|(name, number)| Some(Splice::replace(name, left(number?)))));
         if job.api == Api::Chat {
-            fields.push(Splice::set("add_generation_prompt", false));
-            fields.push(Splice::set("continue_final_message", true));
+            fields.extend(unfinished());
         }
         Ok(Rest::Ask { body: begun.made(fields, true).await?, had })
     }
@@ -331,11 +346,16 @@ pub(crate) async fn hindrance(api: Api, body: &Bytes, sent: &Sent) -> Option<&'s
 
 const UNREAD: &str = "the request cannot be read again";
 
-fn unread() -> Failure {
+pub(super) fn unread() -> Failure {
     broken(UNREAD)
 }
 fn unsound(why: &'static str) -> Failure {
     Failure::Final(ApiError::worker_fault(why))
+}
+
+/// The last message is to be gone on with.
+pub(super) fn unfinished() -> [Splice; 2] {
+    [Splice::set("add_generation_prompt", false), Splice::set("continue_final_message", true)]
 }
 
 /// The end of a stream that has all its tokens, as an engine would have written it.
@@ -356,69 +376,6 @@ fn ends(api: Api, sent: &Sent, usage: Option<(usize, usize)>) -> Bytes {
         );
     }
     (out + "data: [DONE]\n\n").into()
-}
-
-/// Asks an engine about tokens.
-struct Asker<'a> {
-    placement: &'a Placement,
-    worker: &'a Worker,
-    endpoint: &'a Arc<Endpoint>,
-    job: &'a Job,
-    model: &'a str,
-}
-
-impl Asker<'_> {
-    /// Of what `question` makes of the request and the text so far.
-    async fn tokens(
-        &self,
-        begun: &Begun,
-        question: impl FnOnce(&Wanted<'_>, &str) -> Result<Value, Failure> + Send + 'static,
-    ) -> Result<Vec<u32>, Failure> {
-        #[derive(Deserialize)]
-        struct Answer {
-            tokens: Vec<u32>,
-        }
-        let (text, model) = (Arc::clone(&begun.text), self.model.to_owned());
-        let body = begun.read(move |wanted| Ok(named(question(wanted, &text)?, model))).await?;
-        Ok(self.ask::<Answer>(Api::Tokenize, body).await?.tokens)
-    }
-    async fn text(&self, tokens: &[u32]) -> Result<String, Failure> {
-        #[derive(Deserialize)]
-        struct Answer {
-            #[serde(alias = "text")]
-            prompt: String,
-        }
-        let (tokens, model) = (tokens.to_vec(), self.model.to_owned());
-        let size = size_of_val(tokens.as_slice());
-        let body = aside(size, move || named(json!({"tokens": tokens}), model)).await.ok_or_else(unread)?;
-        Ok(self.ask::<Answer>(Api::Detokenize, body).await?.prompt)
-    }
-
-    async fn ask<T: serde::de::DeserializeOwned + Send + 'static>(&self, api: Api, body: Bytes) -> Result<T, Failure> {
-        let forward = Forward { api, headers: &self.job.headers, request_id: &self.job.request_id, traceparent: None };
-        let asked = async {
-            let (head, exchange) = self.placement.send(self.endpoint, &forward, &body).await?;
-            if !head.status.is_success() {
-                return Err(self.placement.refused(self.worker, self.endpoint, self.job, &head, exchange).await);
-            }
-            whole(head, exchange, self.endpoint).await
-        };
-        // It generates nothing for this, so nothing tells a question that hangs from one that takes long.
-        let limit = self.placement.config.worker_standstill;
-        let late = |_| broken(&format!("the engine did not answer {} within {} s", api.path(), limit.as_secs_f64()));
-        let Engine::Whole(answer) = tokio::time::timeout(limit, asked).await.map_err(late)?? else {
-            return Err(broken("the engine streams where no stream was asked for"));
-        };
-        let read = aside(answer.body.len(), move || serde_json::from_slice(&answer.body)).await;
-        read.ok_or_else(|| broken("the engine's answer about tokens was not read"))?
-            .map_err(|error| broken(&format!("the engine's answer about tokens cannot be read: {error}")))
-    }
-}
-
-/// A question to the engine about `model`.
-fn named(mut question: Value, model: String) -> Bytes {
-    question["model"] = model.into();
-    question.to_string().into()
 }
 
 impl Placement {

@@ -28,10 +28,18 @@ pub struct Script {
     /// Who speaks is told with every piece.
     pub talks: bool,
     pub tokenizes: bool,
+    pub detokenizes: bool,
 }
 
-pub const VLLM: Script =
-    Script { profile: "vllm", cut: FREE, trims: false, strays: false, talks: false, tokenizes: true };
+pub const VLLM: Script = Script {
+    profile: "vllm",
+    cut: FREE,
+    trims: false,
+    strays: false,
+    talks: false,
+    tokenizes: true,
+    detokenizes: true,
+};
 
 pub fn words(range: impl IntoIterator<Item = usize>) -> String {
     range.into_iter().map(|at| format!("w{at} ")).collect()
@@ -66,17 +74,17 @@ pub async fn serve(turn: Turn, script: Script, streams: Arc<AtomicUsize>) -> Opt
     let asked: Value = serde_json::from_str(&turn.seen.body).unwrap();
     assert_eq!(asked["model"], "tiny");
     let path = turn.seen.head.split(' ').nth(1).unwrap().to_owned();
-    if path.contains("tokenize") && !script.tokenizes {
+    if (path == "/tokenize" && !script.tokenizes) || (path == "/detokenize" && !script.detokenizes) {
         return turn.answer("404 Not Found", "", r#"{"detail":"Not Found"}"#).await;
     }
     match path.as_str() {
         "/tokenize" => {
-            let mut text = ids(&if script.profile == "sglang" && asked["add_special_tokens"] == false {
+            let mut text = ids(&if asked["add_special_tokens"] == false {
                 asked["prompt"].as_str().unwrap().to_owned()
             } else {
                 so_far(&asked)
             });
-            if script.trims && !text.is_empty() {
+            if script.trims && asked["messages"].is_array() && !text.is_empty() {
                 text.remove(0);
             }
             let prompt = if asked["add_special_tokens"] == false { &[][..] } else { &PROMPT[..] };
@@ -86,6 +94,12 @@ pub async fn serve(turn: Turn, script: Script, streams: Arc<AtomicUsize>) -> Opt
         "/detokenize" => {
             let tokens = asked["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as usize);
             turn.json(&json!({"prompt": words(tokens)}).to_string()).await
+        }
+        _ if asked["stream"] == false => {
+            assert_eq!([&asked["max_tokens"], &asked["stream_options"]], [&json!(1), &Value::Null]);
+            assert!(asked["max_completion_tokens"].as_u64().is_none_or(|most| most == 1));
+            let prompt = PROMPT.len() + ids(&so_far(&asked)).len();
+            turn.json(&json!({"usage": {"prompt_tokens": prompt, "completion_tokens": 1}}).to_string()).await
         }
         _ => stream(turn, script, &asked, streams.fetch_add(1, Ordering::SeqCst)).await,
     }
