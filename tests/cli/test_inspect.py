@@ -277,3 +277,26 @@ def test_a_timeout_that_is_none_is_misuse(pulsing: Pulsing, limit: str) -> None:
     done = pulsing("inspect", "cluster", "--seeds", "127.0.0.1:1", f"--timeout={limit}")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("Error: --timeout is a number of seconds above 0"), done.err
+
+
+def test_what_actors_say_of_themselves_cannot_move_the_terminal(
+    pulsing: Callable[..., Any], nodes: tuple[Node, Node]
+) -> None:
+    rude = "\x1b]0;owned\x07\nmy-fake-row\x9b2J\u202e"
+    one, two = nodes
+    for node in nodes:
+        for actor in node.documents["/actors"]["cluster"] + node.documents["/actors"]["local"]:
+            actor["class"] = rude
+            actor["metadata"] = {"state": rude, "model": rude}
+    watched = ("inspect", "watch", "--seeds", one.addr, "--kind", "actors", "--max_rounds", "1")
+    for command in (
+        ("inspect", "actors", "--seeds", one.addr),
+        ("inspect", "actors", "--seeds", one.addr, "--detailed"),
+        ("inspect", "actors", "--endpoint", two.addr),
+        watched,
+    ):
+        done = pulsing(*command)
+        assert done.code == 0, done.err
+        assert "\\x1b" in done.out
+        assert not [char for char in done.out if char in "\x1b\x07\x9b\u202e"], command
+        assert not [line for line in done.out.splitlines() if line.startswith("my-fake-row")]

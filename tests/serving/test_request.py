@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pulsing import _core
-from pulsing.serving._errors import RequestError, shown
+from pulsing.core._shown import shown
+from pulsing.serving._errors import RequestError
 from pulsing.serving._request import GenerateRequest
 
 USER = [{"role": "user", "content": "hi"}]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::id::{ActorId, NodeId};
+use crate::shown::shown;
 
 /// Result of runtime operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -62,7 +63,7 @@ pub enum Error {
         capacity: usize,
     },
     /// The name is taken: on this node, or in the cluster where its holder or its claimant is unique (R10).
-    #[error("name {name:?} is already taken by actor {actor} on node {node}; stop its holder or choose another name")]
+    #[error("name {} is already taken by actor {actor} on node {node}; stop its holder or choose another name", shown(.name))]
     NameTaken {
         /// The name.
         name: String,
@@ -72,7 +73,7 @@ pub enum Error {
         node: NodeId,
     },
     /// The text cannot be an actor name.
-    #[error("{name:?} is no actor name: {reason}")]
+    #[error("{} is no actor name: {reason}", shown(.name))]
     InvalidName {
         /// What was given.
         name: String,
@@ -80,7 +81,7 @@ pub enum Error {
         reason: String,
     },
     /// Nobody serves under this name.
-    #[error("no actor named {name:?} in the cluster (waited {waited:?}); names that exist: {known}")]
+    #[error("no actor named {} in the cluster (waited {waited:?}); names that exist: {known}", shown(.name))]
     NameNotFound {
         /// The name.
         name: String,
@@ -179,7 +180,7 @@ pub enum Error {
         tried: String,
     },
     /// Not an address.
-    #[error("{value:?} is no address: {reason} (expected host:port)")]
+    #[error("{} is no address: {reason} (expected host:port)", shown(.value))]
     InvalidAddress {
         /// What was given.
         value: String,
@@ -187,7 +188,7 @@ pub enum Error {
         reason: String,
     },
     /// Not an id.
-    #[error("{value:?} is no id (expected 32 hexadecimal digits)")]
+    #[error("{} is no id (expected 32 hexadecimal digits)", shown(.value))]
     InvalidId {
         /// What was given.
         value: String,

@@ -10,6 +10,7 @@ from typing import Any
 
 from pulsing.cli._errors import MisuseError, nearest
 from pulsing.core._convert import FALSE_WORDS, TRUE_WORDS
+from pulsing.core._shown import shown
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -44,7 +45,7 @@ def normalise(argv: Sequence[str], command: Any) -> list[str]:
             if subcommands and not token.startswith("-"):
                 if token not in subcommands:
                     raise MisuseError(
-                        f"{' '.join(path)} has no command {token!r}{nearest(token, subcommands)}"
+                        f"{' '.join(path)} has no command {shown(token)}{nearest(token, subcommands)}"
                         f"\nCommands: {', '.join(subcommands)}."
                     )
                 command = subcommands[token]
@@ -87,7 +88,7 @@ def _truth(name: str, value: str) -> bool:
         return True
     if value.lower() in FALSE_WORDS:
         return False
-    raise MisuseError(f"{name} is a flag: it takes true or false, not {value!r}.")
+    raise MisuseError(f"{name} is a flag: it takes true or false, not {shown(value)}.")
 
 
 def _options(command: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from typer import echo
 
 from pulsing.cli._errors import CliError, FailureError, MisuseError, nearest
+from pulsing.core._shown import shown
 
 BUILD_COMMAND = "maturin develop --manifest-path crates/pulsing-bench-py/Cargo.toml"
 KINDS = ("throughput", "rate", "sweep", "csweep")
@@ -124,7 +125,7 @@ def config(options: Options) -> dict[str, Any]:
     kind = options.benchmark_kind.lower()
     if kind not in KINDS:
         raise MisuseError(
-            f"--benchmark_kind {options.benchmark_kind!r}: expected {', '.join(KINDS)}{nearest(kind, KINDS)}"
+            f"--benchmark_kind {shown(options.benchmark_kind)}: expected {', '.join(KINDS)}{nearest(kind, KINDS)}"
         )
     settings: dict[str, Any] = {
         "model": options.model,
@@ -164,6 +165,8 @@ def config(options: Options) -> dict[str, Any]:
             body = json.loads(options.extra_body)
         except ValueError as error:
             raise MisuseError(f"--extra_body is no JSON: {error}") from None
+        except RecursionError:
+            raise MisuseError("--extra_body is nested too deeply") from None
         if not isinstance(body, dict):
             raise MisuseError("--extra_body must be a JSON object, as in: --extra_body '{\"temperature\": 0}'")
         settings["extra_body"] = body
@@ -179,7 +182,7 @@ def seconds(option: str, text: str) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", text.lower())
     unit = match and (_UNITS.get(match[2]) if match[2] else 1.0)
     if not match or unit is None:
-        raise MisuseError(f"{option} {text!r}: expected a duration such as 120s, 2m or 500ms")
+        raise MisuseError(f"{option} {shown(text)}: expected a duration such as 120s, 2m or 500ms")
     return float(match[1]) * unit
 
 
@@ -188,19 +191,21 @@ def _number(option: str, text: str, kind: type[int] | type[float]) -> int | floa
         return kind(text)
     except ValueError:
         word = "whole numbers" if kind is int else "numbers"
-        raise MisuseError(f"{option} {text!r}: expected {word} separated by commas, as in {option} 1,2,4") from None
+        raise MisuseError(
+            f"{option} {shown(text)}: expected {word} separated by commas, as in {option} 1,2,4"
+        ) from None
 
 
 def _one_of(option: str, value: str, known: Sequence[str]) -> str:
     if value.lower() not in known:
-        raise MisuseError(f"{option} {value!r}: expected {', '.join(known)}{nearest(value, known)}")
+        raise MisuseError(f"{option} {shown(value)}: expected {', '.join(known)}{nearest(value, known)}")
     return value.lower()
 
 
 def _length(option: str, text: str) -> dict[str, int]:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     if not match:
-        raise MisuseError(f"{option} {text!r}: expected a number of tokens, or LOW-HIGH to draw from")
+        raise MisuseError(f"{option} {shown(text)}: expected a number of tokens, or LOW-HIGH to draw from")
     return {"low": int(match[1]), "high": int(match[2] or match[1])}
 
 
@@ -210,11 +215,11 @@ def _pairs(option: str, text: str, known: Sequence[str], scale: float) -> dict[s
         name, equals, value = part.strip().partition("=")
         if name not in known or not equals:
             raise MisuseError(
-                f"{option} {part!r}: expected NAME=DURATION with {', '.join(known)}{nearest(name, known)}"
+                f"{option} {shown(part)}: expected NAME=DURATION with {', '.join(known)}{nearest(name, known)}"
             )
         if scale != 1.0 and value.strip().replace(".", "").isdigit():
             # Milliseconds to one reader and seconds to the next: the unit has to be said.
-            raise MisuseError(f"{option} {part!r}: the unit is missing, as in {name}={value}ms")
+            raise MisuseError(f"{option} {shown(part)}: the unit is missing, as in {name}={value}ms")
         values[name] = seconds(f"{option} {name}", value) * scale
     return values
 

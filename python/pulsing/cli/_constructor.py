@@ -15,6 +15,7 @@ from pulsing.cli._argv import canonical
 from pulsing.cli._errors import FailureError, MisuseError, nearest
 from pulsing.core import _convert
 from pulsing.core._settings import Setting, Size
+from pulsing.core._shown import shown
 
 _EMPTY = inspect.Parameter.empty
 
@@ -195,15 +196,17 @@ def _defined(defines: Sequence[str]) -> dict[str, Any]:
         key, equals, text = define.partition("=")
         if key != "actor.extra_kwargs":
             raise MisuseError(
-                f"-D knows no {key!r}{nearest(key, ['actor.extra_kwargs'])}\n"
+                f"-D knows no {shown(key)}{nearest(key, ['actor.extra_kwargs'])}\n"
                 "Write -D actor.extra_kwargs='{\"key\": 1}'."
             )
         try:
             value = json.loads(text) if equals else None
         except json.JSONDecodeError as error:
-            raise MisuseError(f"-D actor.extra_kwargs: {text!r} is not JSON: {error}.") from None
+            raise MisuseError(f"-D actor.extra_kwargs: {shown(text)} is not JSON: {error}.") from None
+        except RecursionError:
+            raise MisuseError(f"-D actor.extra_kwargs: {shown(text)} is nested too deeply.") from None
         if not isinstance(value, dict):
-            raise MisuseError(f"-D actor.extra_kwargs takes a JSON object of constructor arguments, not {text!r}.")
+            raise MisuseError(f"-D actor.extra_kwargs takes a JSON object of constructor arguments, not {shown(text)}.")
         merged.update(value)
     return merged
 
@@ -219,7 +222,7 @@ def _options(
         at += 1
         if not token.startswith("--") or token == "--":
             raise MisuseError(
-                f"unexpected {token!r} after --: constructor arguments are written --key value or --key=value."
+                f"unexpected {shown(token)} after --: constructor arguments are written --key value or --key=value."
                 f"\n{_parameter_list(constructor)}"
             )
         spelling, equals, text = token.partition("=")

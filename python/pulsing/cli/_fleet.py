@@ -16,6 +16,7 @@ import typer
 from pulsing.cli._errors import CliError, FailureError, MisuseError, nearest
 from pulsing.cli._logging import to_stderr
 from pulsing.cli._settings import option
+from pulsing.core._shown import shown
 
 if TYPE_CHECKING:
     from pulsing.fleet import Deployment
@@ -192,7 +193,7 @@ def logs(
     if not chosen and cell is not None:
         names = [entry["name"] for entry in snapshot["cells"]]
         known = ", ".join(names)
-        raise MisuseError(f"no cell {cell!r} with a log{nearest(cell, names)}\nCells: {known}.")
+        raise MisuseError(f"no cell {shown(cell)} with a log{nearest(cell, names)}\nCells: {known}.")
     for label, path in chosen:
         try:
             lines = path.read_bytes().decode(errors="replace").splitlines()

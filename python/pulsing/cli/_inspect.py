@@ -11,6 +11,7 @@ from typer import echo
 from pulsing.cli._errors import FailureError, MisuseError, UnreachableError
 from pulsing.cli._inspect_metrics import gather
 from pulsing.cli._inspect_source import Source
+from pulsing.core._shown import legible, shown
 
 KINDS = ("cluster", "actors", "metrics", "all")
 # Nodes named in one row; the others are counted.
@@ -145,7 +146,7 @@ def metrics(source: Source, raw: bool, json_output: bool) -> None:
 def watch(source: Source, interval: float, kind: str, max_rounds: int | None) -> None:
     """Prints differences between two looks, until Ctrl-C or `max_rounds`."""
     if kind not in KINDS:
-        raise MisuseError(f"--kind is {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {kind!r}.")
+        raise MisuseError(f"--kind is {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {shown(kind)}.")
     before: dict[str, str] | None = None
     rounds = 0
     while max_rounds is None or rounds < max_rounds:
@@ -172,18 +173,22 @@ def watch(source: Source, interval: float, kind: str, max_rounds: int | None) ->
 
 def _print_changes(before: dict[str, str] | None, now: dict[str, str]) -> None:
     stamp = time.strftime("%H:%M:%S")
+
+    def say(change: str) -> None:
+        echo(f"{stamp} {legible(change, keep='')}")
+
     if before is None:
         for key, value in now.items():
-            echo(f"{stamp}   {key}: {value}")
+            say(f"  {key}: {value}")
         return
     for key in {**before, **now}:
         old, new = before.get(key), now.get(key)
         if old is None:
-            echo(f"{stamp} + {key}: {new}")
+            say(f"+ {key}: {new}")
         elif new is None:
-            echo(f"{stamp} - {key}: {old}")
+            say(f"- {key}: {old}")
         elif old != new:
-            echo(f"{stamp} ~ {key}: {old} -> {new}")
+            say(f"~ {key}: {old} -> {new}")
 
 
 def _watch_cluster(source: Source) -> dict[str, str]:
@@ -243,6 +248,8 @@ def _print_json(value: Any) -> None:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(str(line[column])) for line in (header, *rows)) for column in range(len(header))]
-    for line in (header, *rows):
-        echo("  ".join(str(cell).ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    # Names and metadata are what actors of other nodes said of themselves.
+    lines = [[legible(str(cell), keep="") for cell in line] for line in (header, *rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    for line in lines:
+        echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from pulsing.cli._errors import CliError, FailureError, MisuseError, nearest
+from pulsing.core._shown import shown
 
 # Which extra brings which module; said when an import fails for want of it.
 _EXTRAS = {
@@ -30,7 +31,9 @@ def load_class(path: str) -> Any:
     """
     module_name, _, class_name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
-        raise MisuseError(f"{path!r} is no class path: write package.module.Class, for example pulsing.serving.Router.")
+        raise MisuseError(
+            f"{shown(path)} is no class path: write package.module.Class, for example pulsing.serving.Router."
+        )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     module = _import(module_name)

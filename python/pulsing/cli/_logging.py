@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from pulsing.core._shown import legible
+
 _LEVELS = {"error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 # Python has no level below debug.
 _LEVELS["trace"] = logging.DEBUG
@@ -71,7 +73,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         word = _WORDS.get(record.levelname, record.levelname)
-        line = f"{_stamp(record)} {word:>5} {record.name}: {record.getMessage()}"
+        line = f"{_stamp(record)} {word:>5} {record.name}: {legible(record.getMessage())}"
         trace = _trace(self, record)
         return f"{line}\n{trace}" if trace else line
 

@@ -11,6 +11,7 @@ from pulsing.cli._errors import CliError, FailureError, MisuseError
 from pulsing.core import _settings as table
 from pulsing.core._config import NodeSettings
 from pulsing.core._settings import BY_NAME, PASSPHRASE, SETTINGS, Setting
+from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError
 
 __all__ = [
@@ -100,7 +101,7 @@ def resolve(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, 
     # An unset variable in a script must not start a second cluster in silence.
     if flags.get("seeds") is not None and not values["seeds"]:
         raise MisuseError(
-            f"--seeds {flags['seeds']!r} names no node: give host:port, or leave --seeds out for a first node."
+            f"--seeds {shown(flags['seeds'])} names no node: give host:port, or leave --seeds out for a first node."
         )
     return values
 

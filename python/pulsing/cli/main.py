@@ -14,6 +14,7 @@ from pulsing.cli import _argv, _fleet
 from pulsing.cli._errors import CliError, MisuseError
 from pulsing.cli._inspect_source import Source
 from pulsing.cli._settings import option, with_flags
+from pulsing.core._shown import brief, legible
 
 app = typer.Typer(
     name="pulsing",
@@ -352,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         head = _argv.normalise(head, typer.main.get_command(app))
         app(args=head, prog_name="pulsing")
     except CliError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {legible(brief(str(error)))}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

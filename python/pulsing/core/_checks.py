@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+from pulsing.core._shown import shown
 from pulsing.exceptions import InvalidNameError
 
 
 def check_flag(name: str, value: object) -> None:
     """Raises TypeError unless `value` is True or False."""
     if value is not True and value is not False:
-        raise TypeError(f"{name}={value!r}: expected True or False")
+        raise TypeError(f"{name}={shown(value)}: expected True or False")
 
 
 def check_count(name: str, value: object, least: int, most: int | None = None, unit: str = "") -> None:
@@ -30,7 +31,7 @@ def check_count(name: str, value: object, least: int, most: int | None = None, u
     expected = f"{least} or more" if most is None else f"{least} to {most}"
     expected += f" {unit}" if unit else ""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r}: expected a whole number, {expected}")
+        raise TypeError(f"{name}={shown(value)}: expected a whole number, {expected}")
     if value < least or (most is not None and value > most):
         raise ValueError(f"{name}={value}: expected {expected}")
 
@@ -50,7 +51,7 @@ def check_seconds(name: str, value: object, *, above: bool = False, or_none: str
     """
     or_none = f", or None {or_none}" if or_none else ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r}: expected seconds as a number{or_none}")
+        raise TypeError(f"{name}={shown(value)}: expected seconds as a number{or_none}")
     if not (value > 0 if above else value >= 0) or math.isinf(value):
         raise ValueError(f"{name}={value}: expected {'seconds above 0' if above else 'seconds, 0 or more'}{or_none}")
 
@@ -63,9 +64,9 @@ def clean_name(name: str) -> str:
         InvalidNameError: It holds half of a surrogate pair, which no other node could be told.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a name is a string, not {name!r}")
+        raise TypeError(f"a name is a string, not {shown(name)}")
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise InvalidNameError(f"{name!r} is no actor name: {error.reason}") from None
+        raise InvalidNameError(f"{shown(name)} is no actor name: {error.reason}") from None
     return name.removeprefix("actors/")

@@ -10,6 +10,8 @@ import types
 import typing
 from typing import Any, Literal, Union, get_args, get_origin
 
+from pulsing.core._shown import shown
+
 TRUE_WORDS = {"true", "1", "yes", "on"}
 FALSE_WORDS = {"false", "0", "no", "off"}
 _NONE_WORDS = {"none", "null"}
@@ -80,7 +82,7 @@ def from_text(annotation: Any, text: str) -> Any:
     if annotation is type(None):
         if text.lower() in _NONE_WORDS:
             return None
-        raise ConvertError(f"{text!r} is not none")
+        raise ConvertError(f"{shown(text)} is not none")
     if origin in _SEQUENCES:
         return _sequence(annotation, origin, text)
     if origin in _MAPPINGS or dataclasses.is_dataclass(annotation):
@@ -107,14 +109,14 @@ def from_json(annotation: Any, value: Any) -> Any:
         for choice in get_args(annotation):
             if choice == value and type(choice) is type(value):
                 return choice
-        raise ConvertError(f"{value!r} is none of {describe(annotation)}")
+        raise ConvertError(f"{shown(value)} is none of {describe(annotation)}")
     if _is_union(annotation):
         for member in get_args(annotation):
             try:
                 return from_json(member, value)
             except ConvertError:
                 continue
-        raise ConvertError(f"{value!r} is not {describe(annotation)}")
+        raise ConvertError(f"{shown(value)} is not {describe(annotation)}")
     if annotation is type(None) and value is None:
         return None
     if annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -132,7 +134,7 @@ def from_json(annotation: Any, value: Any) -> Any:
         return _dataclass(annotation, value)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum | pathlib.PurePath) and isinstance(value, str):
         return from_text(annotation, value)
-    raise ConvertError(f"{json.dumps(value)} is not {describe(annotation)}")
+    raise ConvertError(f"{_as_json(value)} is not {describe(annotation)}")
 
 
 def is_sequence(annotation: Any) -> bool:
@@ -170,14 +172,14 @@ def _bool(text: str) -> bool:
         return True
     if text.lower() in FALSE_WORDS:
         return False
-    raise ConvertError(f"{text!r} is not a bool (true, false, 1, 0, yes, no, on, off)")
+    raise ConvertError(f"{shown(text)} is not a bool (true, false, 1, 0, yes, no, on, off)")
 
 
 def _number(kind: type[int] | type[float], text: str) -> int | float:
     try:
         number = kind(text)
     except ValueError:
-        raise ConvertError(f"{text!r} is not {'an int' if kind is int else 'a float'}") from None
+        raise ConvertError(f"{shown(text)} is not {'an int' if kind is int else 'a float'}") from None
     if isinstance(number, float) and math.isnan(number):
         raise ConvertError("nan is not a number a parameter can have")
     return number
@@ -190,14 +192,14 @@ def _literal(annotation: Any, text: str) -> Any:
     for choice in get_args(annotation):
         if str(choice).lower() == text.lower():
             return choice
-    raise ConvertError(f"{text!r} is none of {describe(annotation)}")
+    raise ConvertError(f"{shown(text)} is none of {describe(annotation)}")
 
 
 def _enum(annotation: type[enum.Enum], text: str) -> enum.Enum:
     for member in annotation:
         if text.lower() in (member.name.lower(), str(member.value).lower()):
             return member
-    raise ConvertError(f"{text!r} is none of {describe(annotation)}")
+    raise ConvertError(f"{shown(text)} is none of {describe(annotation)}")
 
 
 def _union(annotation: Any, text: str) -> Any:
@@ -218,7 +220,7 @@ def _union(annotation: Any, text: str) -> Any:
             return from_text(member, text)
         except ConvertError as error:
             reasons.append(str(error))
-    raise ConvertError(reasons[0] if len(reasons) == 1 else f"{text!r} is not {describe(annotation)}")
+    raise ConvertError(reasons[0] if len(reasons) == 1 else f"{shown(text)} is not {describe(annotation)}")
 
 
 def _sequence(annotation: Any, origin: Any, text: str) -> Any:
@@ -244,18 +246,25 @@ def _dataclass(annotation: type[Any], value: dict[str, Any]) -> Any:
     known = [field.name for field in dataclasses.fields(annotation) if field.init]
     unknown = [key for key in value if key not in known]
     if unknown:
-        raise ConvertError(f"{annotation.__name__} has no {unknown[0]!r}; it has {', '.join(known)}")
+        raise ConvertError(f"{annotation.__name__} has no {shown(unknown[0])}; it has {', '.join(known)}")
     try:
         return annotation(**{key: from_json(hints.get(key, Any), item) for key, item in value.items()})
     except TypeError as error:
         raise ConvertError(f"{annotation.__name__}: {error}") from None
 
 
+def _as_json(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:80]}\u2026"
+
+
 def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConvertError(f"{text!r} is not {what} in JSON: {error}") from None
+        raise ConvertError(f"{shown(text)} is not {what} in JSON: {error}") from None
+    except RecursionError:
+        raise ConvertError(f"{shown(text)} is not {what}: it is nested too deeply") from None
 
 
 def _json_or_text(text: str) -> Any:
@@ -263,3 +272,5 @@ def _json_or_text(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+    except RecursionError:
+        raise ConvertError(f"{shown(text)} is nested too deeply") from None

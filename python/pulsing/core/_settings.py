@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError
 
 Preset = Literal["auto", "local", "lan", "wan"]
@@ -97,7 +98,7 @@ class Setting:
         """
         if (value is None and (self.endless or self.default is None)) or self.fits(value):
             return value
-        raise ConfigError(f"{source or self.name}={value!r}: expected {self.expects}")
+        raise ConfigError(f"{source or self.name}={shown(value)}: expected {self.expects}")
 
     def read(self, raw: Any, source: str) -> Any:
         """The value that a flag, a variable or a file gives.
@@ -134,7 +135,7 @@ def _size(raw: Any) -> int:
 
     match = _SIZE.fullmatch(str(raw)) if isinstance(raw, str | int) and not isinstance(raw, bool) else None
     if match is None or match[2].lower() not in _UNITS:
-        raise ConvertError(f"{raw!r} is not a size, such as 1048576, 64MiB or 2GiB")
+        raise ConvertError(f"{shown(raw)} is not a size, such as 1048576, 64MiB or 2GiB")
     return int(match[1]) * _UNITS[match[2].lower()]
 
 
@@ -477,7 +478,7 @@ def read_file(path: str | os.PathLike[str], known: Iterable[str]) -> dict[str, A
     keys = list(known)
     for key in found:
         if key not in keys:
-            raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, keys)}\nKeys: {', '.join(keys)}")
+            raise ConfigError(f"{path}: unknown key {shown(key)}{nearest(key, keys)}\nKeys: {', '.join(keys)}")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from pulsing.serving._errors import shown
+from pulsing.core._shown import shown
 
 __all__ = ["BlockNews", "BlockReader", "HeldBlocks", "TellsBlocks"]
 

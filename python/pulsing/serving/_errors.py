@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["RequestError", "shown"]
+__all__ = ["RequestError"]
 
 # OpenAI's error types by HTTP status; anything else follows its class (4xx the client's, 5xx ours).
 _TYPES = {
@@ -58,12 +58,3 @@ class RequestError(Exception):
         """The OpenAI error object (what stands under ``"error"``) as JSON."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps(error, ensure_ascii=False).encode("utf-8", "replace")
-
-
-def shown(value: object, limit: int = 80) -> str:
-    """A value for an error message: never more than ``limit`` characters of it, however large the client made it."""
-    # Cut before repr, so that a 100 MB string is not repeated only to be thrown away.
-    text = repr(value[:limit]) if isinstance(value, str | bytes | list) else repr(value)
-    if len(text) > limit:
-        text = text[:limit]
-    return text + "…" if isinstance(value, str | bytes | list) and len(value) > limit else text

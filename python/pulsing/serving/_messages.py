@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from pulsing.serving._errors import RequestError, shown
+from pulsing.core._shown import shown
+from pulsing.serving._errors import RequestError
 
 __all__ = ["parse_messages", "text_of"]
 

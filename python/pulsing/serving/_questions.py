@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pulsing._core import Usage, encode_answer
-from pulsing.serving._errors import RequestError, shown
+from pulsing.core._shown import shown
+from pulsing.serving._errors import RequestError
 from pulsing.serving._messages import parse_messages, text_of
 from pulsing.serving._request import is_token, parse_json
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from pulsing._core import read_json
-from pulsing.serving._errors import RequestError, shown
+from pulsing.core._shown import shown
+from pulsing.serving._errors import RequestError
 from pulsing.serving._messages import parse_messages, text_of
 
 __all__ = ["GenerateRequest", "is_token", "parse_json"]

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 
 from pulsing import _core
 from pulsing.core._settings import Setting, Size, nearest, number, of_kubernetes, read_file, text
+from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError
 from pulsing.serving._served import Served, parse_models
 
@@ -340,7 +341,7 @@ def resolve(
     for name in arguments:
         if name not in BY_NAME:
             raise ConfigError(
-                f"a Router has no setting {name!r}{nearest(name, BY_NAME)}\nSettings: {', '.join(BY_NAME)}"
+                f"a Router has no setting {shown(name)}{nearest(name, BY_NAME)}\nSettings: {', '.join(BY_NAME)}"
             )
     values: dict[str, Any] = {setting.name: setting.default for setting in SETTINGS}
     path = config or environ.get(CONFIG) or None
@@ -371,7 +372,7 @@ def served(values: Mapping[str, Any]) -> list[Served]:
     if table and pair == (BY_NAME["model_name"].default, BY_NAME["worker_name"].default, None):
         return table
     if any(one.name == pair.name for one in table):
-        raise ConfigError(f"models: the name {pair.name!r} is given twice, here and as model_name")
+        raise ConfigError(f"models: the name {shown(pair.name)} is given twice, here and as model_name")
     return [pair, *table]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError
-from pulsing.serving._errors import shown
 
 __all__ = ["Served", "parse_models"]
 

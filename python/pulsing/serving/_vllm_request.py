@@ -19,7 +19,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.async_utils import merge_async_iterators
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from pulsing.serving._errors import RequestError, shown
+from pulsing.core._shown import shown
+from pulsing.serving._errors import RequestError
 from pulsing.serving._logprobs import chat_logprobs, completion_logprobs
 from pulsing.serving._request import GenerateRequest
 from pulsing.serving._sampling import Picked

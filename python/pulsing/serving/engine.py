@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pulsing._core import LoadReport, WorkerRequest
-from pulsing.serving._errors import RequestError, shown
+from pulsing.core._shown import shown
+from pulsing.serving._errors import RequestError
 from pulsing.serving._fingerprint import fingerprint_of
 from pulsing.serving._probe import EngineLoad, Models, ProbeError, Url, engine_load, engine_of, get, version_in
 from pulsing.serving.worker import Delta, Worker

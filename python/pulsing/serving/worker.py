@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from pulsing._core import Delta, LoadReport, Usage, WorkerRequest, encode_deltas, prompt_blocks
 from pulsing.core import Actor, Message
 from pulsing.core._actor import cell_of
+from pulsing.core._shown import shown
 from pulsing.serving._blocks import HeldBlocks, TellsBlocks
 from pulsing.serving._deadlines import Deadlines
-from pulsing.serving._errors import RequestError, shown
+from pulsing.serving._errors import RequestError
 from pulsing.serving._questions import (
     Embeddings,
     EmbedRequest,

@@ -28,6 +28,8 @@ use crate::id::NodeId;
 const IDLE: Duration = Duration::from_secs(30);
 /// Frames waiting for one peer; more are dropped, as a datagram network would: gossip repeats and roots repair.
 const QUEUE: usize = 1024;
+/// Lanes that one frame is offered to: one may close for being idle just then, more do so only where nothing runs.
+const LANES_TRIED: usize = 3;
 /// Registry frames of all peers that were read and wait for the driver; who sends more waits.
 const INBOX: usize = 64;
 /// The largest control message, of nodes that do not ship the registry in parts: 100,000 names in one are about 10 MB.
@@ -126,7 +128,7 @@ impl Control {
         place: Option<OwnedSemaphorePermit>,
     ) -> bool {
         let mut frame = Frame { head: encode(kind, header, body.len()), body, place };
-        loop {
+        for _ in 0..LANES_TRIED {
             match self.lane(to, Traffic::of(kind)).try_send(frame) {
                 Ok(()) => return true,
                 Err(mpsc::error::TrySendError::Full(_)) => {
@@ -138,6 +140,9 @@ impl Control {
                 Err(mpsc::error::TrySendError::Closed(back)) => frame = back,
             }
         }
+        tracing::debug!(peer = %to.addr, ?kind, "the runtime ends, frame dropped");
+        self.config.metrics.control_dropped.inc();
+        false
     }
 
     /// The queue to a peer, with a connection behind it.
@@ -266,22 +271,43 @@ mod tests {
     use crate::observe::Metrics;
     use crate::system::SystemConfig;
 
-    #[tokio::test]
-    async fn nothing_is_kept_of_a_peer_that_cannot_be_reached() {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let me = Identity::new(NodeId(1), port, 1);
+    fn control(addr: std::net::SocketAddr) -> (Control, mpsc::UnboundedReceiver<ControlEvent>) {
         let SystemConfig { cluster, versions, handshake_timeout, max_handshakes, max_observers, .. } =
             SystemConfig::default();
         let config = LinkConfig {
-            me: Arc::new(Mutex::new(me)),
+            me: Arc::new(Mutex::new(Identity::new(NodeId(1), addr, 1))),
             transport: Transport::Tcp,
             cred: Arc::new(Credentials { cluster, trust: Trust::Anyone, versions }),
             metrics: Arc::new(Metrics::default()),
             max_message: 1 << 20,
             limits: Limits { handshake: handshake_timeout, handshakes: max_handshakes, observers: max_observers },
         };
-        let (events, mut ends) = mpsc::unbounded_channel();
-        let control = Control::new(config, events);
+        let (events, ends) = mpsc::unbounded_channel();
+        (Control::new(config, events), ends)
+    }
+
+    #[test]
+    fn test_r13_a_frame_for_a_runtime_that_ends_is_dropped_and_holds_nothing_up() {
+        let addr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let handle = runtime.handle().clone();
+        let (control, _ends) = control(addr);
+        runtime.shutdown_background();
+        let (told, sent) = std::sync::mpsc::channel();
+        // What is spawned there is dropped at once, and the queue that it would have read is closed.
+        std::thread::spawn(move || {
+            let _inside = handle.enter();
+            let peer = Identity::new(NodeId(2), addr, 1);
+            let sent = control.send(peer, Kind::Datagram, &EmptyHeader {}, Bytes::new());
+            told.send((sent, control.config.metrics.control_dropped.get())).unwrap();
+        });
+        assert_eq!(sent.recv_timeout(Duration::from_secs(5)), Ok((false, 1)));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_of_a_peer_that_cannot_be_reached() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (control, mut ends) = control(port);
         for node in 2..10 {
             let gone = Identity::new(NodeId(node), port, 1);
             control.send(gone, Kind::Delta, &EmptyHeader {}, Bytes::new());

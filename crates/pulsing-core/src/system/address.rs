@@ -6,6 +6,10 @@ use super::config::{Security, SystemConfig};
 use super::seed::Seed;
 use crate::error::{Error, Result};
 use crate::net::transport::Transport;
+use crate::shown::shown;
+
+/// Longest name that DNS has, in characters as it is written (RFC 1035 section 2.3.4, less the length bytes).
+const MAX_HOST: usize = 253;
 
 /// What to bind, and what to tell others.
 pub(super) struct Binding {
@@ -29,6 +33,9 @@ pub(super) async fn resolve(text: &str, transport: &Transport) -> Result<Vec<Soc
 /// Host and port of `host:port`, the host without the brackets of IPv6; no name is looked up. The error is the reason.
 pub(super) fn parts(text: &str) -> std::result::Result<(&str, u16), String> {
     let (host, port) = text.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')).ok_or("the port is missing")?;
+    if host.len() > MAX_HOST {
+        return Err(format!("a host name has {MAX_HOST} characters at most"));
+    }
     let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     if bracketed.is_none() && host.contains(':') {
         if !host.contains("::") && host.matches(':').count() < 7 {
@@ -36,13 +43,16 @@ pub(super) fn parts(text: &str) -> std::result::Result<(&str, u16), String> {
         }
         return Err(format!("an IPv6 address stands in brackets, as in [{}]:{port}", host.trim_matches(['[', ']'])));
     }
-    let port = port.parse::<u16>().map_err(|_| format!("{port:?} is no port"))?;
+    let port = port.parse::<u16>().map_err(|_| format!("{} is no port", shown(port)))?;
     let host = bracketed.unwrap_or(host);
     if host.is_empty() {
         return Err("the host is missing".to_owned());
     }
     if host.contains(char::is_whitespace) {
         return Err("there is white space in the host".to_owned());
+    }
+    if host.contains(char::is_control) {
+        return Err("there is a control character in the host".to_owned());
     }
     let bare = host.split_once('%').map_or(host, |(bare, _)| bare);
     match bare.parse::<Ipv6Addr>() {

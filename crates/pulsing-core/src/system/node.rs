@@ -18,7 +18,7 @@ use super::names::Listeners;
 use super::service::NODE_ACTOR;
 use super::watching::Watching;
 use super::{Member, MemberState, Security, Seed, SystemConfig, Target};
-use super::{address, join, port, reply, service};
+use super::{address, check, join, port, reply, service};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
 use crate::cluster::{Identity, MemberInfo, Membership, Registry, Touched};
 use crate::error::{Error, Result};
@@ -87,9 +87,7 @@ impl System {
     /// # Errors
     /// `Bind`, `InvalidAddress`, `Config`, `JoinFailed`, or `Refused` when a seed says why it will not have us.
     pub async fn start(config: SystemConfig) -> Result<Self> {
-        if config.cluster.trim().is_empty() {
-            return Err(Error::Config("the cluster's name is empty".to_owned()));
-        }
+        check::check_cluster(&config.cluster)?;
         let seeds = config.seeds.iter().map(|text| Seed::parse(text)).collect::<Result<Vec<_>>>()?;
         let binding = address::choose(&config, &seeds).await?;
         let trust = match &config.security {

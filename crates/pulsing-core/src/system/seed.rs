@@ -9,11 +9,14 @@ use std::time::Duration;
 use super::address;
 use crate::error::{Error, Result};
 use crate::net::transport::Transport;
+use crate::shown::shown;
 
 const FILE: &str = "file://";
 const SERVICE: &str = "k8s://";
 /// Largest file of seeds, in bytes: some thousand lines.
 const MAX_FILE: u64 = 1 << 20;
+/// Longest path that Linux opens, in bytes (PATH_MAX less its final zero).
+const MAX_PATH: usize = 4095;
 /// A name that does not resolve within this time counts as away; the next round asks again.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 
@@ -43,12 +46,19 @@ impl Seed {
             if !path.starts_with('/') {
                 return Err(invalid("the path of a file of seeds is absolute, as in file:///etc/pulsing/seeds"));
             }
+            if path.len() > MAX_PATH {
+                return Err(invalid(&format!("a path has {MAX_PATH} bytes at most")));
+            }
+            if path.contains(char::is_control) {
+                return Err(invalid("there is a control character in the path"));
+            }
             Kind::File(PathBuf::from(path))
         } else if let Some(service) = text.strip_prefix(SERVICE) {
             Kind::Place(service_place(service).map_err(|reason| invalid(&reason))?)
         } else if let Some((scheme, _)) = text.split_once("://") {
             return Err(invalid(&format!(
-                "{scheme}:// is no kind of seed; there are host:port, k8s://service.namespace:port and file:///path"
+                "{}:// is no kind of seed; there are host:port, k8s://service.namespace:port and file:///path",
+                scheme.chars().take(16).collect::<String>().escape_debug()
             )));
         } else {
             Kind::Place(text.to_owned())
@@ -99,7 +109,7 @@ impl Seed {
             if line.is_empty() {
                 continue;
             }
-            let bad = |reason: String| invalid(format!("line {}, {line:?}: {reason}", number + 1));
+            let bad = |reason: String| invalid(format!("line {}, {}: {reason}", number + 1, shown(line)));
             match Self::parse(line) {
                 Ok(Self { kind: Kind::Place(place), .. }) => places.push(place),
                 Ok(_) => return Err(bad("a file of seeds names no other file".to_owned())),
@@ -176,7 +186,7 @@ fn service_place(service: &str) -> std::result::Result<String, String> {
     let (name, port) = service.split_once(':').ok_or_else(|| format!("the port is missing; {expected}"))?;
     let label = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
     if !name.split('.').all(label) || name.parse::<IpAddr>().is_ok() {
-        return Err(format!("{name:?} is no name of a service; {expected}"));
+        return Err(format!("{} is no name of a service; {expected}", shown(name)));
     }
     let dots = name.matches('.').count();
     Ok(if dots == 1 { format!("{name}.svc:{port}") } else { format!("{name}:{port}") })
@@ -221,6 +231,26 @@ mod tests {
         ] {
             let error = Seed::parse(text).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains(text), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn test_m6_what_no_host_and_no_path_can_be_is_not_waited_for() {
+        let long = "x".repeat(100_000);
+        for (text, words) in [
+            ("a\u{1b}b:80".to_owned(), "control character in the host"),
+            ("file:///etc/\u{1b}b".to_owned(), "control character in the path"),
+            (format!("{long}:80"), "253 characters at most"),
+            (format!("[{long}]:80"), "253 characters at most"),
+            (format!("k8s://{long}:80"), "253 characters at most"),
+            (format!("k8s://{long}_:80"), "no name of a service"),
+            (format!("file:///{long}"), "4095 bytes at most"),
+            (format!("{long}://a:80"), "is no kind of seed"),
+            (format!("host:{long}"), "is no port"),
+        ] {
+            let error = Seed::parse(&text).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+            assert!(error.len() < 600 && !error.contains('\u{1b}'), "{error}");
         }
     }
 
