@@ -6,6 +6,7 @@ import os
 import pathlib
 import platform
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -402,3 +403,18 @@ def test_memory_of_large_prompts_is_kept_unless_the_environment_says_otherwise(t
     if kept == "True":
         # Once 64 prompts are some 3,500 pages.
         assert int(faults) < 3_500
+
+
+@pytest.mark.parametrize(("soft", "hard", "then"), [(64, 500, 500), (300, 300, 300), (64, 100_000, 65_536)])
+def test_a_node_may_have_as_many_open_files_as_the_system_allows(soft: int, hard: int, then: int) -> None:
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if allowed != resource.RLIM_INFINITY and allowed < hard:
+        hard, then = allowed, min(then, allowed)
+    program = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+from pulsing.cli._actor import open_more_files
+print(open_more_files(), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(then), str(then), str(hard)]

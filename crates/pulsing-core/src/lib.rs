@@ -26,6 +26,7 @@ mod mutate;
 pub mod net;
 pub mod observe;
 pub mod payload;
+pub mod seldom;
 pub mod shown;
 pub mod stream;
 pub mod system;

@@ -244,6 +244,36 @@ async fn a_body_that_is_announced_too_large_is_refused_before_it_is_sent() {
 }
 
 #[tokio::test]
+async fn s3_a_body_that_is_not_sent_as_it_is_is_refused_by_the_name_of_its_coding() {
+    let cluster = FakeCluster::new();
+    cluster.worker(hello);
+    let gateway = cluster.gateway(|_| {}).await;
+    let chunked = format!("{:x}\r\n{CHAT}\r\n0\r\n\r\n", CHAT.len());
+    let length = format!("content-length: {}", CHAT.len());
+    let cases = [
+        (format!("content-encoding: gzip\r\n{length}"), CHAT, 415, "Content-Encoding: gzip"),
+        (format!("content-encoding: identity, br\r\n{length}"), CHAT, 415, "Content-Encoding: identity, br"),
+        (format!("content-encoding: identity\r\n{length}"), CHAT, 200, ""),
+        ("transfer-encoding: gzip, chunked".to_owned(), &chunked, 501, "Transfer-Encoding: gzip, chunked"),
+        ("transfer-encoding: Chunked".to_owned(), &chunked, 200, ""),
+        // Nothing of it is sent before the answer.
+        (format!("expect: 100-continue\r\ncontent-encoding: gzip\r\n{length}"), "", 415, "gzip"),
+    ];
+    for (headers, body, status, words) in cases {
+        let mut client = Client::connect(&gateway).await;
+        let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{headers}\r\n\r\n{body}");
+        client.write(head.as_bytes()).await;
+        let response = client.response(true).await;
+        assert_eq!(response.status, status, "{headers}: {}", response.body);
+        if status != 200 {
+            let error = &response.json()["error"];
+            assert_eq!(error["code"], "unsupported_encoding");
+            assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_oversized_head_is_refused_and_harms_nobody_else() {
     let cluster = FakeCluster::new();
     cluster.worker(hello);

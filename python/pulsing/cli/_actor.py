@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +27,10 @@ CPython's own 700 (2,000 since 3.14) those of 64 requests are all looked at, for
 _KEPT = 64 << 20
 """Bytes of free memory that a heap keeps at its end: twice what 64 prompts of 220 KB take in a Worker's process. By
 itself glibc gives them back after each, and to get them again, page by page, is over half of a Worker's CPU."""
+_FILES = 65_536
+"""Open files that are enough: Linux gives a process 1,024, and of those each client of a Router takes one.
+Not all that the system allows, which may be a thousand million: there is code that walks through them."""
+
 _MAPPED = 32 << 20
 """Bytes from which memory is the system's again as soon as it is free: as far as glibc goes by itself, in time."""
 
@@ -69,6 +74,7 @@ def run(
     say = _logging.speaker(settings["log_format"])
     collect_less()
     keep_memory(os.environ)
+    open_more_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(found, name, settings, arguments, say))
 
@@ -78,6 +84,18 @@ def collect_less() -> None:
     young, *older = gc.get_threshold()
     if 0 < young < _YOUNG:
         gc.set_threshold(_YOUNG, *older)
+
+
+def open_more_files() -> int:
+    """Raises this process's limit of open files as far as it may without being asked; the limit that it has then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    # Some containers refuse even what the hard limit allows; then it is as it was.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def keep_memory(environ: Mapping[str, str]) -> bool:

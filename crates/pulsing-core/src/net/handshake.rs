@@ -22,6 +22,7 @@ use super::tls::ClusterTls;
 use super::wire::{MAGIC, Versions};
 use crate::cluster::Identity;
 use crate::error::{Error, Result};
+use crate::shown::shown as named;
 
 /// Any byte stream a link can run on.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -252,7 +253,8 @@ pub async fn accept(
         Err(e) => return Err(reject(io, from, true, Some(versions), e.to_string()).await),
     };
     if hello.cluster != cred.cluster {
-        let reason = format!("this is cluster {:?}, not {:?}: check --cluster", cred.cluster, hello.cluster);
+        let reason =
+            format!("this is cluster {}, not {}: check --cluster", named(&cred.cluster), named(&hello.cluster));
         return Err(reject(io, from, true, Some(versions), reason).await);
     }
     if cred.only_this_host() && !is_local(from.ip()) {

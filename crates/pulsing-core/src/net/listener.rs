@@ -23,6 +23,7 @@ use super::transport::{Listener, Stream};
 use super::wire::MAGIC;
 use crate::error::Error;
 use crate::observe::{self, ObserveSource};
+use crate::seldom::Seldom;
 
 /// First byte of a TLS record.
 const TLS: u8 = 0x16;
@@ -141,12 +142,15 @@ pub async fn run(listener: Listener, config: ListenerConfig) {
         observers: Semaphore::new(config.link.limits.observers),
     });
     let mut tasks = JoinSet::new();
+    let mut failures = Seldom::default();
     loop {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, most likely: pause instead of spinning.
-                tracing::warn!(%error, "cannot accept a connection");
+                if let Some(more) = failures.due() {
+                    tracing::warn!(%error, more, "cannot accept a connection; if too many files are open, raise `ulimit -n`");
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

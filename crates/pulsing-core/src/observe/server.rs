@@ -26,6 +26,8 @@ use super::{ObserveSource, prometheus};
 const HEADER_LIMIT: Duration = Duration::from_secs(5);
 /// A connection is closed when no request began for this long, whatever it does meanwhile.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
+/// What is said to one observer too many.
+const BUSY: &str = "this node serves as many observers as it may: come again, or raise --max_observers";
 /// What a closing connection gets to take the rest of its last answer.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// Request heads are short; a longer one is no observer.
@@ -74,10 +76,11 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Ok(_permit) = connections.try_acquire() else {
-        const BUSY: &[u8] =
-            b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let body = json!({"error": {"message": BUSY}}).to_string();
+        let head = "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-type: application/json";
+        let busy = format!("{head}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
         let _ = timeout(limits.close, async {
-            io.write_all(BUSY).await?;
+            io.write_all(busy.as_bytes()).await?;
             io.shutdown().await
         })
         .await;
@@ -396,5 +399,8 @@ mod tests {
         let mut text = String::new();
         client.read_to_string(&mut text).await.unwrap();
         assert!(text.starts_with("HTTP/1.1 503"), "{text}");
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("content-length: {}", body.len())), "{text}");
+        assert!(body.contains("--max_observers"), "{text}");
     }
 }

@@ -119,6 +119,11 @@ impl ApiError {
         Self::new(413, "invalid_request_error", format!("The request body is over the limit of {limit} bytes"))
             .code("request_too_large")
     }
+    /// 415 or 501: the body is not sent as it is.
+    pub fn coded_body(status: u16, header: &str, coding: &str) -> Self {
+        let message = format!("The request body is sent with {header}: {coding}; send it as it is, in plain JSON");
+        Self::new(status, "invalid_request_error", message).code("unsupported_encoding")
+    }
     /// 400, 414 or 431: what came is no request that can be read.
     pub fn unreadable(status: u16) -> Self {
         let (message, code) = match status {

@@ -18,6 +18,8 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use pulsing_core::seldom::Seldom;
+
 use super::drain::Traffic;
 use super::peer::Peer;
 use super::record::{Record, Recorded};
@@ -71,6 +73,7 @@ fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
 pub(super) async fn serve(listener: TcpListener, core: Arc<Core>, grace: watch::Receiver<Duration>) {
     let mut closing = core.closing.subscribe();
     let mut connections = JoinSet::new();
+    let mut failures = Seldom::default();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -79,7 +82,9 @@ pub(super) async fn serve(listener: TcpListener, core: Arc<Core>, grace: watch::
                 }
                 Err(error) => {
                     // Out of descriptors: the next accept would fail the same way at once.
-                    tracing::warn!(%error, "cannot accept a connection");
+                    if let Some(more) = failures.due() {
+                        tracing::warn!(%error, more, "cannot accept a connection; if too many files are open, raise `ulimit -n`");
+                    }
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             },

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use hyper::Request;
 use hyper::body::{Body as _, Incoming};
-use hyper::header;
+use hyper::header::{self, HeaderMap};
 use tokio::time::error::Elapsed;
 
 use crate::api::ApiError;
@@ -33,12 +33,20 @@ pub(super) struct Limits {
 /// The whole body.
 ///
 /// # Errors
-/// 413 for one that is too large, 408 for one that comes too slowly, 400 when it breaks off.
+/// 415 or 501 for one that is compressed, 413 for one that is too large, 408 for one that comes too slowly, 400 when it
+/// breaks off.
 pub(super) async fn read(
+    headers: &HeaderMap,
     mut body: Incoming,
     Limits { size: limit, pause, end }: Limits,
-    expects_continue: bool,
 ) -> Result<Bytes, ApiError> {
+    let expects_continue = headers.contains_key(header::EXPECT);
+    if let Some(error) = coded(headers) {
+        if !expects_continue {
+            discard(body).await;
+        }
+        return Err(error);
+    }
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
         // A client that waits for `100 Continue` has sent nothing.
@@ -74,6 +82,21 @@ pub(super) async fn read(
         }
     }
     Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+/// What is wrong with a body whose bytes are not what its sender means. What was compressed is not undone here: a body of some
+/// kilobytes would become one of gigabytes.
+fn coded(headers: &HeaderMap) -> Option<ApiError> {
+    let other = |name, plain: &str| {
+        let values = headers.get_all(name).iter();
+        values
+            .map(|value| String::from_utf8_lossy(value.as_bytes()))
+            .find(|value| value.split(',').any(|one| !one.trim().is_empty() && !one.trim().eq_ignore_ascii_case(plain)))
+    };
+    if let Some(coding) = other(header::CONTENT_ENCODING, "identity") {
+        return Some(ApiError::coded_body(415, "Content-Encoding", &coding));
+    }
+    other(header::TRANSFER_ENCODING, "chunked").map(|coding| ApiError::coded_body(501, "Transfer-Encoding", &coding))
 }
 
 /// The next data, unless they do not come within `pause`, or before `end`.

@@ -386,10 +386,9 @@ async fn run(
     let config = &core.placement.config;
     let deadline = tracker.started + config.request_timeout;
     let (head, body) = request.into_parts();
-    let expects_continue = head.headers.contains_key(header::EXPECT);
     let sending = tracker.trail.clock();
     let limits = receive::Limits { size: config.max_body, pause: config.body_timeout, end: deadline };
-    let body = receive::read(body, limits, expects_continue).await?;
+    let body = receive::read(&head.headers, body, limits).await?;
     tracker.received()?;
     tracker.trail.spent(Stage::Body, sending);
     let parsing = tracker.trail.clock();
