@@ -300,3 +300,45 @@ def test_what_actors_say_of_themselves_cannot_move_the_terminal(
         assert "\\x1b" in done.out
         assert not [char for char in done.out if char in "\x1b\x07\x9b\u202e"], command
         assert not [line for line in done.out.splitlines() if line.startswith("my-fake-row")]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        [],
+        None,
+        "text",
+        [5],
+        [{"addr": 5}],
+        [{"node_id": "1", "addr": "127.0.0.1:1", "state": ["alive"], "me": True}],
+        {"node_id": "1", "addr": "a", "local": [], "cluster": [{"name": None}]},
+        {"node_id": "1", "addr": "a", "local": [{"actor_id": "1", "class": "c", "metadata": {"a": 1}}], "cluster": []},
+        "[" * 100_000,
+        "<html>",
+    ],
+    ids=lambda said: str(said)[:40],
+)
+@pytest.mark.parametrize(
+    "command",
+    ["cluster", "actors", "actors --detailed", "actors --endpoint", "metrics --raw False", "watch --max_rounds 1"],
+)
+def test_somebody_elses_server_is_told_from_a_node(
+    pulsing: Callable[..., Any], nodes: tuple[Node, Node], command: str, said: Any
+) -> None:
+    one = nodes[0]
+    for path in ("/cluster/members", "/actors", "/metrics"):
+        # What is an answer to one of them stays it.
+        if not (said == [] and path == "/cluster/members"):
+            one.documents[path] = said if isinstance(said, str) else json.dumps(said)
+    where = [one.addr] if command.endswith("--endpoint") else ["--seeds", one.addr]
+    done = pulsing("inspect", *command.split(), *where)
+    if done.code == 0:
+        # The members, and none of the wrong documents, were asked for.
+        assert command == "cluster"
+        return
+    assert done.code in (1, 2)
+    assert done.err.startswith("Error: ")
+    assert one.addr in done.err
+    assert len(done.err) < 1000
+    assert not done.out

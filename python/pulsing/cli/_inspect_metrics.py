@@ -4,7 +4,9 @@ import dataclasses
 import sys
 from collections.abc import Iterable
 
+from pulsing.cli._errors import FailureError
 from pulsing.cli._inspect_source import Answer, Source
+from pulsing.core._shown import shown
 
 _GENERATE = ("chat_completions", "completions")
 
@@ -91,4 +93,8 @@ def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
             kept = [label for label in labels.rstrip("}").split(",") if label and not label.startswith("node_id=")]
             parts = (label.partition("=") for label in kept)
             read = {key: text.strip('"') for key, _, text in parts}
-            yield (f"{name}{{{','.join(kept)}}}" if kept else name), read, float(value)
+            try:
+                number = float(value)
+            except ValueError:
+                raise FailureError(f"a node's /metrics holds {shown(line)}, which Prometheus could not read") from None
+            yield (f"{name}{{{','.join(kept)}}}" if kept else name), read, number

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from pulsing.cli._errors import FailureError, MisuseError, UnreachableError
@@ -27,12 +27,52 @@ class Answer:
     node_id: str = ""
     there: bool = True
     """Whether a node was there, even if it refused."""
+    path: str = ""
+    """What it was asked for."""
 
     def json(self) -> Any:
+        """What it says.
+
+        Raises:
+            FailureError: It is not what a node says there; somebody else's server, most likely.
+        """
         try:
-            return json.loads(self.body)
-        except json.JSONDecodeError as error:
+            found = json.loads(self.body)
+        except (json.JSONDecodeError, RecursionError) as error:
             raise FailureError(f"{self.addr} does not answer as a Pulsing node: {error}") from None
+        if not _SHAPES.get(self.path, _anything)(found):
+            raise FailureError(f"{self.addr} does not answer as a Pulsing node: {self.path} holds something else")
+        return found
+
+
+def _anything(_: object) -> bool:
+    return True
+
+
+def _rows(found: object, *keys: str) -> bool:
+    """Whether it is a list of objects with text under each of `keys`."""
+    return isinstance(found, list) and all(
+        isinstance(row, dict) and all(isinstance(row.get(key), str) for key in keys) for row in found
+    )
+
+
+def _members(found: Any) -> bool:
+    return _rows(found, "node_id", "addr", "state") and all("me" in row for row in found)
+
+
+def _actors(found: Any) -> bool:
+    if not isinstance(found, dict) or not _rows([found], "node_id", "addr"):
+        return False
+    local, cluster = found.get("local"), found.get("cluster")
+    if not _rows(local, "actor_id", "class") or not _rows(cluster, "name", "actor_id", "class", "node_id", "addr"):
+        return False
+    named = all(row.get("name") is None or isinstance(row["name"], str) for row in local)
+    said = (row.get("metadata") for row in (*local, *cluster))
+    words = all(isinstance(one, dict) and all(isinstance(value, str) for value in one.values()) for one in said)
+    return named and words and all("internal" in row for row in local)
+
+
+_SHAPES: dict[str, Callable[[Any], bool]] = {"/cluster/members": _members, "/actors": _actors}
 
 
 def _words(body: str) -> str:
@@ -84,7 +124,7 @@ class Source:
         for addr, (status, body, error) in zip(addrs, found, strict=True):
             refusal = f"{addr} answers {status} to {path}: {_words(body)}" if status != 200 else None
             there = not error or "refused the connection" in error
-            answers.append(Answer(addr, body, error or refusal, there=there))
+            answers.append(Answer(addr, body, error or refusal, there=there, path=path))
         return answers
 
     def first(self) -> list[str]:
