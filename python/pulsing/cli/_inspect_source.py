@@ -63,7 +63,8 @@ def _members(found: Any) -> bool:
 def _actors(found: Any) -> bool:
     if not isinstance(found, dict) or not _rows([found], "node_id", "addr"):
         return False
-    local, cluster = found.get("local"), found.get("cluster")
+    local: Any = found.get("local")
+    cluster: Any = found.get("cluster")
     if not _rows(local, "actor_id", "class") or not _rows(cluster, "name", "actor_id", "class", "node_id", "addr"):
         return False
     named = all(row.get("name") is None or isinstance(row["name"], str) for row in local)
