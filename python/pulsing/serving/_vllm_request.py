@@ -26,6 +26,7 @@ from pulsing.serving._request import GenerateRequest
 from pulsing.serving._sampling import Picked
 from pulsing.serving._token_blocks import Claim, TokenBlocks
 from pulsing.serving._vllm_engine import Engine
+from pulsing.serving._vllm_stops import StopsAcross
 from pulsing.serving.worker import Delta, TokenizeRequest, Tokens, Usage
 
 __all__ = ["answer", "read", "tokenized"]
@@ -180,6 +181,8 @@ async def _generated(
 ) -> AsyncGenerator[Delta, None]:
     prompts = [list(one["prompt_token_ids"]) for one in inputs]
     done = _done_ids(engine, request)
+    with _as_http_errors():
+        across = [_across(engine, asked, request, ids, done) for ids in prompts]
     handed_over, read_from_cache = _handed_over(request)
     streams: list[AsyncGenerator[Any, None]] = []
     firsts: list[int] = []
@@ -208,11 +211,14 @@ async def _generated(
                 firsts.append(at * request.n + time)
 
     prompt_tokens = sum(len(ids) for ids in prompts)
-    choices = {i: _Choice(engine, asked, request, i) for first in firsts for i in range(first, first + asked.n)}
+    indices = [i for first in firsts for i in range(first, first + asked.n)]
+    choices = {i: _Choice(engine, asked, request, i, across[i // request.n]) for i in indices}
     none_to_do = [index for index in range(len(prompts) * request.n) if index not in choices]
     for index in none_to_do:
         last = not streams and index == none_to_do[-1]
-        yield Delta(index=index, finish_reason="length", usage=Usage(prompt_tokens, 0) if last else None)
+        owed = across[index // request.n]
+        text = "" if owed is None else owed.take(ended=True)
+        yield Delta(text, index=index, finish_reason="length", usage=Usage(prompt_tokens, 0) if last else None)
     if not streams:
         return
 
@@ -236,13 +242,21 @@ async def _generated(
                         usage = Usage(prompt_tokens, generated, cached_tokens=min(sum(cached), prompt_tokens))
                     if parts is not None:
                         yield Delta(index=choice.index, usage=usage, **parts)
+                    if choice.cut and not unfinished:
+                        # To the engine it goes on.
+                        return
 
 
 class _Choice:
     """One choice of an answer as it grows."""
 
-    def __init__(self, engine: Engine, asked: Any, request: GenerateRequest, index: int) -> None:
+    def __init__(
+        self, engine: Engine, asked: Any, request: GenerateRequest, index: int, across: StopsAcross | None
+    ) -> None:
         self.index = index
+        self.cut = False
+        """Whether it ended at a stop string that the engine was not told of."""
+        self._across = across
         self.generated = 0
         self.finished = False
         self._asked = asked
@@ -261,9 +275,8 @@ class _Choice:
                 model_config=engine.model_config,
             )
             self._forced = isinstance(asked.tool_choice, ChatCompletionNamedToolChoiceParam)
-        # vLLM holds back text that may become a stop string, and parsers what may become a call, but not its tokens: a
-        # piece's tokens would not be those of its text.
-        self._aligned = self._parser is None and not request.stop and not (request.messages and engine.implied_stops)
+        # Parsers hold back what may become a call, and make of text what is none: its tokens would tell nothing.
+        self._aligned = self._parser is None
         self._held_ids: list[int] = []
         self._held_picked: list[Picked] = []
         self._characters = 0
@@ -273,14 +286,21 @@ class _Choice:
         if self.finished:
             return None
         ids = list(piece.token_ids)
-        self.generated += len(ids)
         reason = _reason(piece.finish_reason)
-        self.finished = reason is not None
-        parts: dict[str, Any] = self._parsed(piece, ids, prompt)
         kept = len(ids)
         # The token that ends an answer is counted, but is no part of it.
         if piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str):
             kept = max(0, kept - 1)
+        if self._across is None:
+            parts = self._parsed(piece, ids, prompt)
+        else:
+            taken = self._across.feed(ids[:kept])
+            if self._across.stopped:
+                ids, kept, reason, self.cut = ids[:taken], taken, "stop", True
+            text = self._across.take(ended=reason is not None)
+            parts = {"text": text} if text else {}
+        self.generated += len(ids)
+        self.finished = reason is not None
         self._held_ids += ids[:kept]
         if piece.logprobs is not None:
             self._held_picked += [
@@ -414,8 +434,7 @@ def _body(engine: Engine, request: GenerateRequest) -> dict[str, Any]:
     if request.seed is not None:
         # vLLM's seeds are 64 bits with a sign; OpenAI's clients send any.
         body["seed"] = request.seed % 2**63
-    stops = [*request.stop, *(engine.implied_stops if request.messages else ())]
-    if stops:
+    if not _goes_on(engine, request) and (stops := _stops(engine, request)):
         body["stop"] = stops
     if request.logprobs:
         if request.messages:
@@ -442,6 +461,31 @@ def _done_ids(engine: Engine, request: GenerateRequest) -> list[int]:
     if request.continue_tokens or not request.continue_text:
         return list(request.continue_tokens)
     return list(engine.tokenizer.encode(request.continue_text, add_special_tokens=False))
+
+
+def _stops(engine: Engine, request: GenerateRequest) -> list[str]:
+    return [*request.stop, *(engine.implied_stops if request.messages else ())]
+
+
+def _goes_on(engine: Engine, request: GenerateRequest) -> bool:
+    """Whether it is the rest of an answer whose text is looked at here, across where it was cut."""
+    tools = request.body.get("tools") and request.body.get("tool_choice") != "none"
+    parsed = request.messages and (engine.has_reasoning_parser or tools)
+    return bool(request.continue_tokens or request.continue_text) and not parsed
+
+
+def _across(
+    engine: Engine, asked: Any, request: GenerateRequest, prompt: list[int], done: list[int]
+) -> StopsAcross | None:
+    stops = _stops(engine, request)
+    if not stops or not _goes_on(engine, request):
+        return None
+
+    def decode(ids: list[int]) -> str:
+        return str(engine.tokenizer.decode(ids, skip_special_tokens=asked.skip_special_tokens))
+
+    # A text can be cut into tokens in more than one way: only tokens tell what is owed.
+    return StopsAcross(stops, decode, prompt, done, request.continue_text if request.continue_tokens else None)
 
 
 def _reasoning(engine: Engine, asked: Any, ids: list[int]) -> dict[str, Any]:
