@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from pulsing.core._files import read_text
 from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError
 
@@ -49,6 +50,7 @@ _OTHER_FAMILIES = (
 _KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 # In bytes. What is longer is another file, or a device that never ends.
 _MOST_SECRET = 65536
+_MOST_CONFIG = 1 << 20
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _SIZE = re.compile(r"\s*(\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
@@ -469,12 +471,13 @@ def read_file(path: str | os.PathLike[str], known: Iterable[str]) -> dict[str, A
     import tomllib
 
     try:
-        with open(path, "rb") as stream:
-            found = tomllib.load(stream)
+        found = tomllib.loads(read_text(path, _MOST_CONFIG))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not TOML: it is nested too deeply") from None
     keys = list(known)
     for key in found:
         if key not in keys:
@@ -504,15 +507,11 @@ def passphrase(
             raise ConfigError(f"{PASSPHRASE} is set but empty: write the secret into it, or unset it")
         return secret.strip()
     try:
-        with open(file, "rb") as stream:
-            raw = stream.read(_MOST_SECRET + 1)
-        text = raw.decode().strip()
+        text = read_text(file, _MOST_SECRET).strip()
     except OSError as error:
         raise ConfigError(f"cannot read {name} {file}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise ConfigError(f"{name} {file} is not text") from None
-    if len(raw) > _MOST_SECRET:
-        raise ConfigError(f"{name} {file} is longer than {_MOST_SECRET} bytes: that is no secret")
+    except ValueError as error:
+        raise ConfigError(f"{name} {file} is no secret: {error}") from None
     if not text:
         raise ConfigError(f"{name} {file} is empty: write the secret into it")
     return text

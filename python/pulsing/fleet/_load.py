@@ -8,12 +8,16 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pulsing.core._files import read_text
 from pulsing.fleet._deployment import Deployment, Join, Pool, Ready, Restart, Stop
 from pulsing.fleet._engines import EngineName, ServerGroup, inference_engine, is_placeholder
 from pulsing.fleet._join import engine_worker_command
 from pulsing.fleet._model import CommandWorkerSpec, Half, LaunchCommandContext, PortInfo, SchedulingSpec
 from pulsing.fleet._services import command, router, session_server
 from pulsing.fleet._template import fill
+
+# In bytes; ten thousand cells with a command each are less.
+_MOST = 8 << 20
 
 
 class FleetFileError(Exception):
@@ -125,16 +129,18 @@ def load(path: pathlib.Path) -> Deployment:
             return _python(path)
         if path.suffix not in (".yaml", ".yml"):
             raise FleetFileError(f"{path}: a fleet is a .yaml or a .py file")
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, _MOST)
     except OSError as error:
         raise FleetFileError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise FleetFileError(f"{path}: not UTF-8: {error}") from error
+    except ValueError as error:
+        raise FleetFileError(f"{path}: {error}") from error
     try:
         _no_key_twice(yaml.compose(text, yaml.SafeLoader))
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise FleetFileError(f"{path}: no YAML: {error}") from error
+    except RecursionError:
+        raise FleetFileError(f"{path}: no fleet is nested as deeply") from None
     if not isinstance(found, dict):
         raise FleetFileError(f"{path}: a fleet is a mapping, as in:\nfleet: NAME\ncommands: [...]")
     try:
@@ -171,7 +177,8 @@ def _python(path: pathlib.Path) -> Deployment:
         found = runpy.run_path(str(path)).get("fleet")
     except ValidationError as error:
         raise FleetFileError(f"{path}:\n{_plainly(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # A program that ends by itself has left no fleet, and must not end the command as if it had.
         raise FleetFileError(f"{path}: {type(error).__name__}: {error}") from error
     if not isinstance(found, Deployment):
         raise FleetFileError(

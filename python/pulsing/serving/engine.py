@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pulsing._core import LoadReport, WorkerRequest
+from pulsing.core._files import read_text
 from pulsing.core._shown import shown
 from pulsing.serving._errors import RequestError
 from pulsing.serving._fingerprint import fingerprint_of
@@ -31,6 +32,8 @@ _log = logging.getLogger("pulsing.serving")
 _LATE_ANSWERS = 2
 # Between two small questions to a server that serves, in seconds: Routers stop choosing one that is silent for 1.5 s.
 _BEAT = 0.2
+# Of an API key, in bytes.
+_MOST_KEY = 65536
 # Longest pause between two looks at a server that is not there or not ready.
 _AWAY_LOOK = 0.25
 # While draining, seconds between two looks at the load. An engine's counts may trail what it does by a step.
@@ -280,8 +283,8 @@ class EngineWorker(Worker):
         if self._api_key_file is None:
             return ""
         try:
-            key = self._api_key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+            key = read_text(self._api_key_file, _MOST_KEY).strip()
+        except (OSError, ValueError) as error:
             raise ValueError(f"api_key_file {self._api_key_file}: {error}") from None
         if not key or not key.isascii() or not key.isprintable():
             raise ValueError(f"api_key_file {self._api_key_file}: expected one line with the key")

@@ -1,7 +1,7 @@
 //! The per-user secret that local plaintext peers prove (design section 6).
 
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -67,6 +67,9 @@ impl Secret {
     }
 }
 
+/// Bytes of a secret file that are read: it holds 64 digits, and what goes on for ever is not one.
+const MOST: u64 = 1024;
+
 enum ReadError {
     Missing,
     Bad(String),
@@ -87,7 +90,9 @@ fn default_path() -> Result<PathBuf> {
 
 fn read(path: &Path) -> Result<Secret, ReadError> {
     let bad = |reason: String| ReadError::Bad(reason);
-    let text = fs::read_to_string(path)
+    let mut text = String::new();
+    fs::File::open(path)
+        .and_then(|file| file.take(MOST).read_to_string(&mut text))
         .map_err(|e| if e.kind() == ErrorKind::NotFound { ReadError::Missing } else { bad(e.to_string()) })?;
     let mode = fs::metadata(path).map_err(|e| bad(e.to_string()))?.permissions().mode();
     if mode & 0o077 != 0 {
