@@ -443,7 +443,7 @@ def flag_of(name: str, environ: Mapping[str, str]) -> bool:
     """
     from pulsing.core import _convert
 
-    raw = environ.get(name)
+    raw = environ.get(name, "")
     try:
         return bool(raw) and bool(_convert.from_text(bool, raw))
     except _convert.ConvertError as error:
