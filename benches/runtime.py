@@ -23,6 +23,7 @@ from runtime_rows import BY_KEY, ROWS
 
 COMMON = ("local_seq", "local_seq_async", "local_64", "local_64_async", "local_tell")
 BETWEEN = ("remote_seq", "remote_seq_async", "remote_64", "remote_1000", "stream", "echo_bytes", "echo_array")
+PLACED = ("remote_seq_one", "remote_seq_two", "echo_bytes_one", "echo_bytes_two")
 COMPLETION_ROWS = ("completion_seq", "completion_100")
 WHOLE = (*COMMON, *BETWEEN, "spawn", "crowd", "idle")
 
@@ -48,10 +49,11 @@ def contestants(chosen: set[str], pyo3_async: bool) -> list[contest.Contestant]:
         if not chosen or name in chosen:
             made.append(contest.Contestant(name, python(), script, words, rows, env))
 
-    add("pulsing uvloop", venv.ours, "runtime_pulsing.py", (*WHOLE, "remote_tell", "idle_ten"), "--crowd_seconds", "30")
+    ours, bare = (*WHOLE, *PLACED, "remote_tell", "idle_ten"), ("remote_seq", "echo_bytes", "echo_sockets", *PLACED)
+    add("pulsing uvloop", venv.ours, "runtime_pulsing.py", ours, "--crowd_seconds", "30")
     add("peer 0.1.2", lambda: venv.peer("peer"), "runtime_peer.py", WHOLE)
     add("xoscar", lambda: venv.peer("xoscar"), "runtime_xoscar.py", WHOLE)
-    add("TCP uvloop", lambda: venv.peer("echo"), "runtime_echo.py", ("remote_seq", "echo_bytes", "echo_sockets"))
+    add("TCP uvloop", lambda: venv.peer("echo"), "runtime_echo.py", bare)
     add("pulsing asyncio", venv.ours, "runtime_pulsing.py", (*COMMON, *BETWEEN, "remote_tell"), "--loop", "asyncio")
     if pyo3_async or chosen & set(COMPLETIONS):
         for name, python, library in zip(COMPLETIONS, (venv.ours, venv.pyo3_async), ("pulsing", "pyo3"), strict=True):

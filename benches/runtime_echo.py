@@ -104,7 +104,11 @@ async def main(options: Any) -> None:
 
     rows = {
         "remote_seq": lambda: timer.sequential(lambda: small.ask(meter.SMALL)),
+        "remote_seq_one": lambda: timer.sequential_on(1, lambda: small.ask(meter.SMALL)),
+        "remote_seq_two": lambda: timer.sequential_on(2, lambda: small.ask(meter.SMALL)),
         "echo_bytes": lambda: timer.sequential(lambda: big.ask(message)),
+        "echo_bytes_one": lambda: timer.sequential_on(1, lambda: big.ask(message)),
+        "echo_bytes_two": lambda: timer.sequential_on(2, lambda: big.ask(message)),
         "echo_sockets": sockets,
     }
     await meter.measure(options.rows, rows, 60)

@@ -131,6 +131,10 @@ def verdicts(runs: Runs) -> list[str]:
     return lines
 
 
+PLACES_NOTE = """Two processes that talk in turns share a core or have one each, as the kernel chose when they began,
+and a message to another core of a virtual machine costs several times one within a core: rows without a placement
+hold whichever of the two there was. Rows with one pin every thread of both processes."""
+
 CPU_NOTE = """The last column holds the same bar against CPU a call, which other work on the machine hardly changes:
 what one core would do, or the ratio of the costs. Where it contradicts the verdict, the machine was too busy for the
 rate to be believed."""
@@ -175,6 +179,8 @@ def page(run: dict[str, Any]) -> str:
         "## Verdicts",
         "",
         CPU_NOTE,
+        "",
+        PLACES_NOTE,
         "",
         *verdicts(runs),
         "",

@@ -50,7 +50,9 @@ ROWS = (
     Row("local_64_async", "local ask, 64 in flight, coroutine method", (RATE, CPU)),
     Row("local_tell", "local tell, until handled", (Metric("rate", "tells/s"), CPU)),
     Row("remote_seq", "ask between two processes, sequential, 64 B", (P50, P99, RATE, CPU)),
-    Row("remote_seq_async", "the same, coroutine method", (P50, P99, RATE, CPU)),
+    Row("remote_seq_one", "the same, both processes on one core", (P50, P99, RATE, CPU)),
+    Row("remote_seq_two", "the same, a core each", (P50, P99, RATE, CPU)),
+    Row("remote_seq_async", "ask between two processes, coroutine method", (P50, P99, RATE, CPU)),
     Row("remote_64", "ask between two processes, 64 in flight", (RATE, CPU)),
     Row("remote_tell", "tell between two processes, until handled", (Metric("rate", "tells/s"), CPU)),
     Row(
@@ -60,6 +62,8 @@ ROWS = (
     ),
     Row("stream", "stream between two processes, small tuples", (Metric("rate", "items/s"), CPU)),
     Row("echo_bytes", "10 MB of bytes there and back", (P50_MS, P99_MS, CPU)),
+    Row("echo_bytes_one", "the same, both processes on one core", (P50_MS, P99_MS, CPU)),
+    Row("echo_bytes_two", "the same, a core each", (P50_MS, P99_MS, CPU)),
     Row("echo_array", "10 MB numpy array there and back", (P50_MS, P99_MS, CPU)),
     Row("echo_sockets", "10 MB on blocking sockets there and back", (P50_MS, P99_MS, CPU)),
     Row("spawn", "spawn, sequential", (Metric("rate", "actors/s"), CPU)),
@@ -104,6 +108,14 @@ BARS = (
         OURS, "remote_seq", "p50_us", 3, (("TCP uvloop", "remote_seq"),),
     ),
     Bar(
+        "the same, both sides on one core",
+        OURS, "remote_seq_one", "p50_us", 3, (("TCP uvloop", "remote_seq_one"),),
+    ),
+    Bar(
+        "the same, a core each",
+        OURS, "remote_seq_two", "p50_us", 3, (("TCP uvloop", "remote_seq_two"),),
+    ),
+    Bar(
         "64 in flight between two processes: >= 10x xoscar",
         OURS, "remote_64", "rate", 10, (("xoscar", "remote_64"),), above=True,
     ),
@@ -118,7 +130,15 @@ BARS = (
         OURS, "echo_bytes", "p50_us", 1 / 0.7, (("TCP uvloop", "echo_bytes"),),
     ),
     Bar(
-        "the same against blocking sockets into a buffer made once",
+        "the same, both sides on one core",
+        OURS, "echo_bytes_one", "p50_us", 1 / 0.7, (("TCP uvloop", "echo_bytes_one"),),
+    ),
+    Bar(
+        "the same, a core each",
+        OURS, "echo_bytes_two", "p50_us", 1 / 0.7, (("TCP uvloop", "echo_bytes_two"),),
+    ),
+    Bar(
+        "the same as the kernel places it, against blocking sockets into a buffer made once",
         OURS, "echo_bytes", "p50_us", 1 / 0.7, (("TCP uvloop", "echo_sockets"),),
     ),
     Bar("idle node: < 45 MB RSS", OURS, "idle", "rss_mb", 45),
