@@ -150,6 +150,24 @@ fn prepare(stream: &TcpStream) {
     let keepalive =
         socket2::TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
     let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive);
+    #[cfg(target_os = "linux")]
+    if let (Ok(here), Ok(there)) = (stream.local_addr(), stream.peer_addr())
+        && is_within_host(here.ip(), there.ip())
+    {
+        let _ = nix::sys::socket::setsockopt(stream, nix::sys::socket::sockopt::TcpCongestion, &WITHIN_HOST.into());
+    }
+}
+
+/// What governs the speed of a link that leaves no host. Nothing is lost there, and there is no queue to spare: BBR, which
+/// is some systems' default, holds segments back with timers, for a sixth to a third of the time of 10 MB there and back
+/// (`docs/benchmarks/runtime.md`). Every Linux has this one and lets everybody choose it.
+#[cfg(target_os = "linux")]
+const WITHIN_HOST: &str = "reno";
+
+/// Both ends have one address, or loopback ones.
+#[cfg(target_os = "linux")]
+fn is_within_host(here: IpAddr, there: IpAddr) -> bool {
+    here == there || (here.is_loopback() && there.is_loopback())
 }
 
 #[cfg(target_os = "linux")]
@@ -288,6 +306,23 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_link_within_a_host_is_not_paced_whatever_the_systems_default_is() {
+        let listener = Transport::Tcp.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let addr = SocketAddr::new([127, 0, 0, 1].into(), listener.port().unwrap());
+        let (here, there) = tokio::join!(Transport::Tcp.connect(addr), listener.accept());
+        for stream in [here.unwrap(), there.unwrap().0] {
+            let Stream::Tcp(stream) = stream else { unreachable!() };
+            let name = getsockopt(&stream, nix::sys::socket::sockopt::TcpCongestion).unwrap();
+            // The kernel fills the name's place with zeros.
+            assert_eq!(name.to_string_lossy().trim_end_matches('\0'), WITHIN_HOST);
+        }
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert!(is_within_host(ip("10.0.0.1"), ip("10.0.0.1")));
+        assert!(is_within_host(ip("127.0.0.1"), ip("127.0.0.2")));
+        assert!(!is_within_host(ip("10.0.0.1"), ip("10.0.0.2")));
+    }
 
     #[tokio::test]
     async fn lost_segments_are_sent_again_after_a_second_at_most_where_the_kernel_can() {
