@@ -233,6 +233,7 @@ class System:
         max_observers: int,
         max_message: int | None,
         stream_idle: float | None,
+        threads: int,
         preset: str | None = None,
         host: TestHost | None = None,
     ) -> Starting:

@@ -1,5 +1,6 @@
 """Settings: flag > environment > file > default, and every unknown key is an error."""
 
+import os
 import pathlib
 from typing import Any
 
@@ -9,6 +10,8 @@ import typer
 from pulsing.cli._errors import CliError, FailureError, MisuseError
 from pulsing.cli._settings import SETTINGS, default_text, passphrase, resolve
 from pulsing.cli.main import app
+from pulsing.core._settings import net_threads
+from pulsing.exceptions import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -48,7 +51,7 @@ def test_defaults_are_the_table() -> None:
         ({"mailbox": "3"}, "", MisuseError, "--mailbox=3: expected 16 to 1000000 messages"),
         ({"preset": "moon"}, "", MisuseError, "--preset: 'moon' is none of auto|local|lan|wan"),
         ({"max_message": "big"}, "", MisuseError, "--max_message: 'big' is not a size, such as"),
-        ({}, "max_restarts = -1", MisuseError, "max_restarts=-1: expected 0 to 2147483647"),
+        ({}, "max_restarts = -1", MisuseError, "max_restarts=-1: expected 0 or more"),
         ({"seeds": ""}, "", MisuseError, "--seeds '' names no node"),
         ({"seeds": ",,"}, "", MisuseError, "names no node"),
         ({"cluster": " "}, "", MisuseError, "--cluster=' ': expected a name"),
@@ -118,6 +121,18 @@ def test_variables_of_others_are_left_alone() -> None:
         "PATH": "/bin",
     }
     assert resolve({}, None, theirs) == resolve({}, None, {})
+
+
+def test_the_networks_threads_are_as_many_as_the_variable_says_or_the_cores_leave() -> None:
+    assert net_threads({"PULSING_NET_THREADS": "7"}) == 7
+    assert (
+        net_threads({}) == net_threads({"PULSING_NET_THREADS": ""}) == (1 if len(os.sched_getaffinity(0)) <= 2 else 2)
+    )
+    for wrong in ("0", "65", "two", "1.5", "-1"):
+        with pytest.raises(ConfigError, match=rf"PULSING_NET_THREADS.*{wrong}.*(int|whole number)"):
+            net_threads({"PULSING_NET_THREADS": wrong})
+    # It is no misspelt setting.
+    resolve({}, None, {"PULSING_NET_THREADS": "2"})
 
 
 def rows() -> list[list[str]]:

@@ -11,9 +11,6 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::testing;
 
-/// Networking and membership need little; Python's loop is the busy thread.
-const WORKERS: usize = 2;
-
 static RUNTIME: Mutex<Slot> = Mutex::new(Slot::Idle);
 /// The process that started the runtime, 0 before. Read without a lock: after a fork any lock may be held for ever.
 static OWNER: AtomicUsize = AtomicUsize::new(0);
@@ -51,8 +48,8 @@ pub(crate) fn check_fork() -> PyResult<()> {
     Ok(())
 }
 
-/// The runtime, started if need be.
-pub(crate) fn handle() -> PyResult<Handle> {
+/// The runtime, started with so many threads if need be.
+pub(crate) fn handle(threads: usize) -> PyResult<Handle> {
     check_fork()?;
     if testing::waker().is_some() {
         return Err(PyRuntimeError::new_err(
@@ -67,7 +64,7 @@ pub(crate) fn handle() -> PyResult<Handle> {
             return Err(PyRuntimeError::new_err("cannot start the runtime: no memory to watch for forks"));
         }
         let runtime = Builder::new_multi_thread()
-            .worker_threads(WORKERS)
+            .worker_threads(threads.max(1))
             .thread_name("pulsing-net")
             .enable_all()
             .build()

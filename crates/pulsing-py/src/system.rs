@@ -130,7 +130,7 @@ pub(crate) fn pki_files(
 #[pymethods]
 impl System {
     #[staticmethod]
-    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, cert, key, ca, insecure, secret_file, join_timeout, observe, handshake_timeout, max_handshakes, max_observers, max_message, stream_idle, preset = None, host = None))]
+    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, cert, key, ca, insecure, secret_file, join_timeout, observe, handshake_timeout, max_handshakes, max_observers, max_message, stream_idle, threads, preset = None, host = None))]
     fn start(
         py: Python<'_>,
         bridge: &Bridge,
@@ -152,12 +152,13 @@ impl System {
         max_observers: usize,
         max_message: Option<u64>,
         stream_idle: Option<f64>,
+        threads: usize,
         preset: Option<&str>,
         host: Option<PyRef<'_, TestHost>>,
     ) -> PyResult<Starting> {
         let (runtime, transport) = match &host {
             Some(test) => (test.runtime.clone(), Transport::Memory(test.host.clone())),
-            None => (runtime::handle()?, Transport::Tcp),
+            None => (runtime::handle(threads)?, Transport::Tcp),
         };
         let security = match (passphrase, pki_files(cert, key, ca)?, insecure) {
             (Some(text), None, _) => {

@@ -24,12 +24,9 @@ LogFormat = Literal["text", "json"]
 PASSPHRASE = "PULSING_PASSPHRASE"
 """The secret itself, for those who cannot hand over a file. No flag and no key: others could read those."""
 CONFIG = "PULSING_CONFIG"
-DEBUG_COPY = "PULSING_DEBUG_COPY"
+NET_THREADS = "PULSING_NET_THREADS"
+"""Of the process, which has one runtime for all its nodes: no setting of one of them."""
 MAX_MESSAGE = 4 << 30
-MOST_COUNT = 2**31 - 1
-"""The largest number of things that a setting may ask for: no machine holds as many."""
-MOST_BYTES = 2**62
-"""The largest size: what the native side can still count with."""
 
 _OTHER_VARIABLES = frozenset(
     {
@@ -38,9 +35,10 @@ _OTHER_VARIABLES = frozenset(
         "PULSING_API_KEY",
         "PULSING_OTLP_ENDPOINT",
         "PULSING_LOG",
-        DEBUG_COPY,
+        "PULSING_DEBUG_COPY",
         "PULSING_BRIDGE_PIPE",
         "PULSING_FLEET_DIR",
+        NET_THREADS,
     }
 )
 _OTHER_FAMILIES = (
@@ -264,8 +262,8 @@ SETTINGS: tuple[Setting, ...] = (
         512,
         "connections",
         "how many may be doing so; beyond, the oldest of the address that holds the most is closed",
-        f"1 to {MOST_COUNT}",
-        number(1, MOST_COUNT, whole=True),
+        "1 or more",
+        number(1, whole=True),
     ),
     Setting(
         "max_observers",
@@ -273,8 +271,8 @@ SETTINGS: tuple[Setting, ...] = (
         256,
         "connections",
         "how many observers are served at once; others get a 503",
-        f"1 to {MOST_COUNT}",
-        number(1, MOST_COUNT, whole=True),
+        "1 or more",
+        number(1, whole=True),
     ),
     Setting(
         "preset",
@@ -322,8 +320,8 @@ SETTINGS: tuple[Setting, ...] = (
         256,
         "handlers",
         "how many of one actor may interleave",
-        f"1 to {MOST_COUNT}",
-        number(1, MOST_COUNT, whole=True),
+        "1 or more",
+        number(1, whole=True),
     ),
     Setting(
         "max_message",
@@ -331,8 +329,8 @@ SETTINGS: tuple[Setting, ...] = (
         MAX_MESSAGE,
         "bytes",
         "largest message sent, or accepted from a peer; `64MiB` and the like are understood",
-        f"1024 to {MOST_BYTES} bytes",
-        number(1024, MOST_BYTES, whole=True),
+        "1024 bytes or more",
+        number(1024, whole=True),
     ),
     _seconds("stream_idle", 300.0, "how long a stream may bring its consumer nothing before it fails"),
     Setting(
@@ -341,8 +339,8 @@ SETTINGS: tuple[Setting, ...] = (
         3,
         "restarts",
         "how many an actor with a restart policy gets within `restart_window`",
-        f"0 to {MOST_COUNT}",
-        number(0, MOST_COUNT, whole=True),
+        "0 or more",
+        number(0, whole=True),
     ),
     Setting(
         "min_backoff", float, 0.1, "s", "wait before the first restart of a series", "seconds, 0 or more", number(0)
@@ -416,6 +414,23 @@ def given(config: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> 
     return values
 
 
+def net_threads(environ: Mapping[str, str]) -> int:
+    """How many threads the process's network gets: ``PULSING_NET_THREADS``, else one on up to two cores, else two.
+
+    On two cores the loop's thread, and the process that is talked to, need the other one: with two of its own the
+    runtime wakes one for most of what the other does (`docs/benchmarks/runtime.md`).
+
+    Raises:
+        ConfigError: The variable is no whole number from 1 to 64.
+    """
+    raw = environ.get(NET_THREADS)
+    if raw:
+        row = Setting("", int, 0, "threads", "", "a whole number from 1 to 64", number(1, 64, whole=True))
+        return int(row.read(raw, NET_THREADS))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if cores <= 2 else 2
+
+
 def check_variables(environ: Mapping[str, str]) -> None:
     """Finds misspelt variables.
 
@@ -433,21 +448,6 @@ def check_variables(environ: Mapping[str, str]) -> None:
         if hint:
             meant = hint.replace("did you mean ", "did you mean PULSING_")
             raise ConfigError(f"{name} is no setting{meant} If it is not meant for Pulsing, rename it")
-
-
-def flag_of(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether a variable that is true or false is true; unset or empty is false.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    from pulsing.core import _convert
-
-    raw = environ.get(name, "")
-    try:
-        return bool(raw) and bool(_convert.from_text(bool, raw))
-    except _convert.ConvertError as error:
-        raise ConfigError(f"{name}: {error}") from None
 
 
 def of_kubernetes(name: str) -> bool:

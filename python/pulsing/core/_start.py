@@ -9,7 +9,7 @@ from pulsing import _core
 from pulsing.core._bridge import LoopBridge
 from pulsing.core._config import SystemConfig
 from pulsing.core._errors import from_core
-from pulsing.core._settings import DEBUG_COPY, flag_of
+from pulsing.core._settings import net_threads
 
 
 async def start_core(config: SystemConfig, bridge: LoopBridge, host: _core.TestHost | None) -> _core.System:
@@ -23,9 +23,8 @@ async def start_core(config: SystemConfig, bridge: LoopBridge, host: _core.TestH
     Raises:
         BindError, JoinError, RefusedError, ConfigError: As they say.
     """
-    # Here, where nothing runs yet that would have to be stopped again.
-    flag_of(DEBUG_COPY, os.environ)
     starting: _core.Starting | None = None
+    threads = net_threads(os.environ)
 
     def start(token: int) -> None:
         nonlocal starting
@@ -48,6 +47,7 @@ async def start_core(config: SystemConfig, bridge: LoopBridge, host: _core.TestH
             max_handshakes=config.max_handshakes,
             max_observers=config.max_observers,
             max_message=config.max_message,
+            threads=threads,
             preset=None if config.preset == "auto" else config.preset,
             stream_idle=config.stream_idle,
             host=host,

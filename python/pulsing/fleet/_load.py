@@ -1,6 +1,5 @@
 """Fleet files: YAML, or Python for what YAML cannot say."""
 
-import os
 import pathlib
 import runpy
 from collections.abc import Mapping, Sequence
@@ -172,7 +171,7 @@ def _no_key_twice(root: Any) -> None:
 
 
 def _python(path: pathlib.Path) -> Deployment:
-    if not os.path.isfile(path):
+    if not path.is_file():
         raise FleetFileError(f"{path}: no such file")
     try:
         found = runpy.run_path(str(path)).get("fleet")

@@ -237,7 +237,10 @@ impl Worker {
             "sglang" => Continues::Sglang,
             _ => return None,
         };
-        self.endpoint()?;
+        // Halves of requests are never the whole of one.
+        if self.endpoint().is_none() || facts.role != Role::Aggregated {
+            return None;
+        }
         let (continues, fingerprint) = (Some(continues), facts.fingerprint.clone());
         Some(Likeness { model: Some(model), fingerprint, sampled: false, continues })
     }
