@@ -426,6 +426,36 @@ def test_a_request_that_comes_here_is_refused_in_words() -> None:
     run(test)
 
 
+def test_s5_an_engine_that_stands_still_behind_a_server_that_answers_is_told() -> None:
+    def metrics(running: int, tokens: int) -> str:
+        return f"vllm:num_requests_running {running}\nvllm:generation_tokens_total {tokens}\n"
+
+    async def test() -> None:
+        async with system() as node:
+            engine = EngineServer(metrics=metrics(1, 5))
+            async with engine.running():
+                worker = EngineWorker(engine.url, probe_interval=0.02)
+                await node.spawn(worker, name="worker")
+
+                def age() -> int:
+                    return worker.load_report().progress_age_ms
+
+                await until("it stands still", lambda: age() > 300)
+                engine.metrics = metrics(1, 6)
+                await until("it gets on", lambda: age() == 0)
+                await until("it stands still again", lambda: age() > 300)
+                engine.metrics = metrics(0, 6)
+                await until("it has nothing to do", lambda: worker.load_report().running == 0)
+                assert age() == 0
+                # Who counts no tokens says nothing of them.
+                engine.metrics = "vllm:num_requests_running 1\n"
+                asked = len(engine.paths)
+                await until("it was looked at", lambda: len(engine.paths) > asked + 20)
+                assert (worker.load_report().running, age()) == (1, 0)
+
+    run(test)
+
+
 # ---- parts --------------------------------------------------------------------------------------------------------
 
 
@@ -443,6 +473,11 @@ def test_a_request_that_comes_here_is_refused_in_words() -> None:
             EngineLoad(2**31, 0, 1.0, "vllm"),
         ),
         ("vllm:num_requests_running what\n{}{}\n\x00", EngineLoad()),
+        (
+            'vllm:num_requests_running{e="0"} 1\nvllm:num_requests_running{e="1"} 2\nvllm:kv_cache_usage_perc 0.25\n'
+            'vllm:prompt_tokens_total 7\nvllm:generation_tokens_total{e="0"} 1\nvllm:generation_tokens_total{e="1"} 4',
+            EngineLoad(3, 0, 0.25, "vllm", (7, 5, 3, 0, 0.25)),
+        ),
     ],
 )
 def test_metrics(text: str, load: EngineLoad) -> None:

@@ -1,4 +1,4 @@
-"""Two real vLLM servers behind a Router: one is killed in the middle of a stream, the other goes on with it (S4)."""
+"""Two real vLLM servers behind a Router: one hangs, or is killed, in the middle of a stream, and the other goes on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from pulsing.serving import EngineWorker, start_router, stop_router
 pytestmark = pytest.mark.filterwarnings("default")
 
 QUESTION: list[Any] = [{"role": "user", "content": "Tell me a story about a river and the town beside it."}]
-TOKENS = 64
-# Chunks of text after which a server is killed.
+TOKENS = 128
+# Chunks of text after which something happens to a server.
 KILLED_AT = 20
 # Two engines load side by side on two cores, and other tests may run beside them.
 START_LIMIT = 240.0
@@ -51,6 +51,10 @@ class Server:
         _, _, metrics = await http(self.addr, "GET", "/metrics")
         lines = [line for line in metrics.splitlines() if line.startswith(b"vllm:num_requests_running")]
         return any(float(line.rpartition(b" ")[2]) > 0 for line in lines)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the server and its engine."""
+        os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
         """kill -9 of the server and of its engine, whatever is left of them."""
@@ -113,7 +117,7 @@ async def read(
     return said, ids, reasons, usage
 
 
-def test_s4_kill_9_of_a_vllm_server_costs_a_greedy_stream_nothing(servers: list[Server]) -> None:
+def test_s4_a_vllm_server_that_hangs_or_dies_costs_a_greedy_stream_nothing(servers: list[Server]) -> None:
     async def test() -> None:
         async with system() as node, contextlib.AsyncExitStack() as stack:
             runner = await start_router(node, "127.0.0.1", 0, "alias")
@@ -129,19 +133,36 @@ def test_s4_kill_9_of_a_vllm_server_costs_a_greedy_stream_nothing(servers: list[
             expected, _, reasons, usage = await read(client, asyncio.Queue())
             assert (reasons, usage[1]) == (["length"], TOKENS)
 
-            chunks: asyncio.Queue[int] = asyncio.Queue()
-            stream = asyncio.create_task(read(client, chunks))
-            await chunks.get()
-            while not (working := [server for server in servers if await server.works()]):
+            async def through(deed: Callable[[Server], None]) -> Server:
+                """A stream in whose middle something happens to its server, which is told."""
+                chunks: asyncio.Queue[int] = asyncio.Queue()
+                stream = asyncio.create_task(read(client, chunks))
+                await chunks.get()
+                working: list[Server] = []
+                while not working:
+                    assert not stream.done()
+                    busy = await asyncio.gather(*(server.works() for server in servers))
+                    working = [server for server, works in zip(servers, busy, strict=True) if works]
+                while await chunks.get() < KILLED_AT:
+                    pass
                 assert not stream.done()
-            while await chunks.get() < KILLED_AT:
-                pass
-            await asyncio.to_thread(working[0].kill)
-            said, ids, again, total = await stream
-            assert said == expected
-            assert (again, total, len(ids)) == (["length"], usage, 1)
+                await asyncio.to_thread(deed, working[0])
+                said, ids, again, total = await stream
+                assert said == expected
+                assert (again, total, len(ids)) == (["length"], usage, 1)
+                return working[0]
+
+            hung = await through(lambda server: server.signal(signal.SIGSTOP))
+            hung.signal(signal.SIGCONT)
+            await ready(runner.addr, 2)
+
+            async def idle() -> bool:
+                return not await hung.works()
+
+            await until("it has let go of the stream", idle)
+            await through(Server.kill)
             _, _, metrics = await http(runner.addr, "GET", "/metrics")
-            assert b"pulsing_router_resumed_streams_total 1" in metrics
+            assert b"pulsing_router_resumed_streams_total 2" in metrics
             assert b"pulsing_router_broken_streams_total 0" in metrics
 
     asyncio.run(asyncio.wait_for(test(), 2 * START_LIMIT))

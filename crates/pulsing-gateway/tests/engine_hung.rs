@@ -191,6 +191,26 @@ async fn test_s5_a_stream_goes_on_elsewhere_when_nothing_comes_though_the_engine
 }
 
 #[tokio::test]
+async fn test_s5_a_stream_goes_on_elsewhere_when_its_engine_reports_no_progress() {
+    let (expected, _) = undisturbed(&chat(USAGE)).await;
+    let cluster = FakeCluster::new();
+    let hung = hung(&cluster, 4).await;
+    let gateway = cluster
+        .gateway(|config| {
+            quick(config);
+            config.worker_standstill = Duration::from_secs(20);
+        })
+        .await;
+    let mut client = begun(&gateway, &chat(USAGE), &hung).await;
+    let other = engine(VLLM, &hung.streams).await;
+    join(&other, &cluster, &ALIKE);
+    hung.worker.report(|report| (report.running, report.progress_age_ms) = (1, 21_000));
+    assert_eq!(tokio::time::timeout(Duration::from_secs(10), rest(&mut client)).await.unwrap(), (expected, true));
+    until("its connection is closed", || hung.left() == 1).await;
+    counted(&gateway, &TAKEN_BACK).await;
+}
+
+#[tokio::test]
 async fn test_s5_a_stream_whose_engine_gives_to_others_waits_for_its_turn() {
     let (expected, _) = undisturbed(&chat(GREEDY)).await;
     let cluster = FakeCluster::new();

@@ -189,6 +189,8 @@ class EngineLoad:
     kv_usage: float = 0.0
     engine: str = ""
     """Whose names the metrics have; empty = nobody's that is known."""
+    signs: tuple[float, ...] = ()
+    """Numbers that stand still only where the engine does; none of an engine that does not count every step."""
 
 
 # engine: its metrics of running requests, waiting ones and KV cache use, the newest name first.
@@ -201,6 +203,8 @@ _METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
     "llama_cpp": ("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
 }
+# Counted with every step. SGLang counts tokens when a request ends, and llama.cpp does not answer while it hangs.
+_STEPS: dict[str, tuple[str, ...]] = {"vllm": ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")}
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?[ \t]+(\S+)", re.MULTILINE)
 
 
@@ -208,15 +212,18 @@ def engine_load(text: str) -> EngineLoad:
     """Reads Prometheus text. Request counts of several replicas are added, of their cache uses the largest counts."""
     values: dict[str, list[float]] = {}
     wanted = {name for running, waiting, caches in _METRICS.values() for name in (running, waiting, *caches)}
+    wanted.update(name for names in _STEPS.values() for name in names)
     for name, value in _samples(text):
         if name in wanted:
             values.setdefault(name, []).append(value)
     for engine, (running, waiting, caches) in _METRICS.items():
         if running in values:
             cache = next((max(values[name]) for name in caches if name in values), 0.0)
-            return EngineLoad(
-                _count(values[running]), _count(values.get(waiting, [])), min(max(cache, 0.0), 1.0), engine
-            )
+            now, later = _count(values[running]), _count(values.get(waiting, []))
+            steps = [sum(values[name]) for name in _STEPS.get(engine, ()) if name in values]
+            # While a long prompt is read, the cache fills.
+            signs = (*steps, now, later, cache) if steps else ()
+            return EngineLoad(now, later, min(max(cache, 0.0), 1.0), engine, signs)
     return EngineLoad()
 
 

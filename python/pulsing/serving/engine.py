@@ -147,6 +147,8 @@ class EngineWorker(Worker):
         self._timeout = probe_timeout
         self._models: tuple[str, ...] = ()
         self._load_now = EngineLoad()
+        # When its metrics were first as they are, and when they were last looked at.
+        self._moved = self._looked = 0.0
         # Endpoints that not every server has; asked again after each absence of the server, which may be another then.
         self._absent: set[str] = set()
         self._late = 0
@@ -239,6 +241,7 @@ class EngineWorker(Worker):
             waiting=self._load_now.waiting,
             capacity=self.capacity,
             kv_usage=self._load_now.kv_usage,
+            progress_age_ms=int((self._looked - self._moved) * 1000),
             models=list(self._models),
             detail=self._detail,
             max_model_len=self.max_model_len,
@@ -371,13 +374,18 @@ class EngineWorker(Worker):
         return status, body
 
     async def _read_load(self) -> None:
+        before = self._load_now
         try:
             status, body = await self._get("/metrics")
         except (OSError, ProbeError):
             # It serves all the same; old numbers would mislead.
             self._load_now = EngineLoad()
-            return
-        self._load_now = engine_load(body.decode("utf-8", "replace")) if status == 200 else EngineLoad()
+        else:
+            self._load_now = engine_load(body.decode("utf-8", "replace")) if status == 200 else EngineLoad()
+        self._looked = time.monotonic()
+        signs = self._load_now.signs
+        if not signs or signs != before.signs or not self._load_now.running:
+            self._moved = self._looked
 
     async def _identify(self, models: Models) -> str | None:
         """A short name for the version and the weights of a server whose streams may go on elsewhere."""
