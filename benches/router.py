@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import router_house as house
 import router_load as load
 import router_report as report
 import runtime_machine as machine
+import runtime_meter as meter
 import runtime_venv as venv
 from page import publish
 
@@ -30,14 +32,21 @@ POLICIES = ["round_robin"]
 CACHE_AWARE = {("plain", 64), ("large", 64)}
 
 
+# Which of the first two cores the router has, and which wrk and the engine.
+PLACEMENTS = {"a core of its own": ({0}, {1}), "all on one core": ({0}, {0})}
+
+Path = tuple[str, int, house.Process | None]
+"""What is asked: name, port, and the router's process where there is one."""
+
+
 @contextlib.contextmanager
-def paths(python: pathlib.Path, peers: bool) -> Iterator[list[tuple[str, int, house.Process | None]]]:
-    """Everything that is asked: name, port, and the router's process where there is one."""
+def paths(python: pathlib.Path, peers: bool) -> Iterator[tuple[house.Process, list[Path]]]:
+    """The mock engine, and everything that is asked."""
     ports = house.free_ports(3)
     engines, alone = ports[:2], ports[2]
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        enter(house.engine(house.mock_engine(), engines))
+        engine = enter(house.engine(house.mock_engine(), engines))
         enter(house.python_engine(python, alone))
         fronts = [enter(house.ours(python, policy, engines)) for policy in POLICIES]
         if peers:
@@ -46,15 +55,15 @@ def paths(python: pathlib.Path, peers: bool) -> Iterator[list[tuple[str, int, ho
         python_front = enter(house.ours(python, "stream_load", [alone], label=report.PYTHON_FRONT))
         worker = ["trivial_worker.TrivialWorker"]
         actor_front = enter(house.ours(python, "stream_load", [], worker, label=report.ACTOR_FRONT))
-        found: list[tuple[str, int, house.Process | None]] = [(report.DIRECT, engines[0], None)]
+        found: list[Path] = [(report.DIRECT, engines[0], None)]
         found += [(front.name, front.port, front.process) for front in fronts]
         found.append((report.PYTHON_DIRECT, alone, None))
         found += [(front.name, front.port, front.process) for front in (python_front, actor_front)]
-        yield found
+        yield engine, found
 
 
 def rounds(
-    found: list[tuple[str, int, house.Process | None]],
+    found: list[Path],
     shapes: list[load.Shape],
     connections: list[int],
     seconds: float,
@@ -74,6 +83,26 @@ def rounds(
             for name, measured in runs.items():
                 rows.append({"shape": shape.key, "connections": count, "path": name, "runs": measured})
             print(f"{shape.title}, {count} connections: done", file=sys.stderr, flush=True)
+    return rows
+
+
+def pinned(engine: house.Process, found: list[Path], shapes: list[load.Shape], times: int) -> list[dict[str, Any]]:
+    """Rows of the routers in front of the mock engine with every thread pinned: what the kernel chooses by itself, one
+    of these for a while, decides how many tokens a router finds when it looks."""
+    rows = []
+    names = {report.OURS, *(f"{name} round_robin" for name in report.PEERS)}
+    routers = [(name, port, router) for name, port, router in found if router is not None and name in names]
+    for placement, (own, rest) in PLACEMENTS.items():
+        for shape in shapes:
+            runs: dict[str, list[dict[str, float]]] = {name: [] for name, *_ in routers}
+            for _ in range(times):
+                for name, port, router in routers:
+                    places = dict.fromkeys(meter.family(router.pid), own) | {engine.pid: rest, os.getpid(): rest}
+                    with meter.pinned(places):
+                        runs[name].append(load.measured(port, shape.body(), 64, 1, router))
+            for name, measured in runs.items():
+                rows.append({"placement": placement, "shape": shape.key, "path": name, "runs": measured})
+        print(f"{placement}: done", file=sys.stderr, flush=True)
     return rows
 
 
@@ -118,9 +147,10 @@ def main() -> None:
         "versions": house.described(python, peers=not options.no_peers),
     }
     before = machine.steal()
-    with paths(python, not options.no_peers) as found:
+    with paths(python, not options.no_peers) as (engine, found):
         shapes = [shape for shape in load.SHAPES if not wanted or shape.key in wanted]
         run["rows"] = rounds(found, shapes, connections, options.seconds, options.rounds)
+        run["pinned"] = pinned(engine, found, shapes, options.rounds)
     after = machine.steal()
     run["steal"] = (after[0] - before[0]) / max(1.0, after[1] - before[1])
     publish(report.page(run), run, options.write)

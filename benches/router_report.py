@@ -137,6 +137,31 @@ def actor_bars(run: dict[str, Any]) -> list[str]:
     return lines
 
 
+def placements(run: dict[str, Any]) -> list[str]:
+    """CPU per request with every process pinned."""
+    titles = ["", "Pulsing", *PEERS, "ratio to the best of them"]
+    lines = [f"| {' | '.join(titles)} |", "|---" + "|---:" * (len(titles) - 1) + "|"]
+    names = [OURS, *(f"{peer} round_robin" for peer in PEERS)]
+    rows = {(row["placement"], row["shape"], row["path"]): row for row in run.get("pinned", [])}
+    for placement in dict.fromkeys(row["placement"] for row in run.get("pinned", [])):
+        for shape in SHAPES:
+            found = [rows.get((placement, shape.key, name)) for name in names]
+            if found[0] is None:
+                continue
+            cells = [spread(values(row, "cpu_us"), 0) if row else "-" for row in found]
+            mine, theirs = median(found[0], "cpu_us"), [median(row, "cpu_us") for row in found[1:] if row]
+            best = min((value for value in theirs if value is not None), default=None)
+            cells.append(f"{mine / best:.2f}" if mine is not None and best is not None else "-")
+            lines.append(f"| {shape.title}; {placement} | {' | '.join(cells)} |")
+    return lines if len(lines) > 2 else []
+
+
+PLACEMENTS_NOTE = """CPU us/request at 64 connections with every thread pinned: the router on a core of its own, wrk
+and the engine on the other; or all on one core. Left alone, as in all other tables, the kernel chooses, and keeps to
+it for seconds or minutes. Where the router has a core of its own it finds the tokens of a stream nearly one by one,
+and a message to the other core costs a wake-up there; on one core it finds many at once."""
+
+
 def page(run: dict[str, Any]) -> str:
     """The whole page, in Markdown."""
     host = run["machine"]
@@ -169,6 +194,8 @@ def page(run: dict[str, Any]) -> str:
         *actor_bars(run),
         "",
     ]
+    if placed := placements(run):
+        lines += ["## By placement", "", PLACEMENTS_NOTE, "", *placed, ""]
     for shape in SHAPES:
         for connections in sorted({row["connections"] for row in run["rows"] if row["shape"] == shape.key}):
             lines += [f"## {shape.title}, {connections} connections", "", *table(run, shape.key, connections)]

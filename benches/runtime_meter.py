@@ -13,7 +13,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -73,8 +73,8 @@ def family(root: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def placed(mine: set[int], others: set[int], pids: Iterable[int]) -> Iterator[None]:
-    """This process on these cores, those of `pids` on the other ones, with all their threads; then everywhere again.
+def pinned(places: Mapping[int, set[int]]) -> Iterator[None]:
+    """Processes with all their threads on these cores, by their ids; then everywhere again.
 
     Left alone, the kernel puts two processes that talk in turns on one core or on a core each, whatever was first, and
     a message between cores of a virtual machine costs several times one within a core.
@@ -87,12 +87,11 @@ def placed(mine: set[int], others: set[int], pids: Iterable[int]) -> Iterator[No
                 os.sched_setaffinity(int(thread.name), cores)
 
     try:
-        place(os.getpid(), mine)
-        for pid in pids:
-            place(pid, others)
+        for pid, cores in places.items():
+            place(pid, cores)
         yield
     finally:
-        for pid in [os.getpid(), *pids]:
+        for pid in places:
             place(pid, free)
 
 
@@ -156,7 +155,8 @@ class Meter:
     async def sequential_on(self, cores: int, call: Callable[[], Awaitable[Any]]) -> Metrics:
         """`sequential` with both processes on one core, or on a core each."""
         first, *rest = sorted(os.sched_getaffinity(0))
-        with placed({first}, {rest[0] if cores == 2 else first}, self._pids or ()):
+        other = rest[0] if cores == 2 else first
+        with pinned({os.getpid(): {first}, **{pid: {other} for pid in self._pids or ()}}):
             return await self.sequential(call)
 
     async def in_flight(self, call: Callable[[], Awaitable[Any]], tasks: int = IN_FLIGHT) -> Metrics:
