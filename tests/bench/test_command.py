@@ -103,6 +103,14 @@ def test_misuse_says_what_is_expected(bench: Bench) -> None:
         (("gpt2", "--url", "http://x", "--extra_body", "[1]"), "JSON object"),
         (("gpt2", "--url", "http://x", "--max_vu", "1"), "--max_vus"),
         (("gpt2", "--url", "http://x", "--output", "/no/such/folder/x"), "does not exist"),
+        (("gpt2", "--url", "http://x", "--output", "/tmp"), "it is a folder"),
+        (("gpt2", "--url", "http://x", "--duration", "9" * 400 + "s"), "--duration '999"),
+        (("gpt2", "--url", "http://x", "--duration", "9" * 5000), "--duration '999"),
+        (("gpt2", "--url", "http://x", "--input_tokens", "9" * 20), "--input_tokens '999"),
+        (("gpt2", "--url", "http://x", "--input_tokens", "9" * 5000), "--input_tokens '999"),
+        (("gpt2", "--url", "http://x", "--benchmark_kind", "rate", "--rates", "1,inf"), "--rates 'inf': expected"),
+        (("gpt2", "--url", "http://x", "--benchmark_kind", "rate", "--rates", "nan"), "--rates 'nan': expected"),
+        (("gpt2", "--url", "http://x", "--max_vus", "9" * 30), "--max_vus '999"),
     ]:
         done = bench(*arguments)
         assert (done.returncode, done.stdout) == (2, ""), arguments
@@ -175,3 +183,14 @@ def test_on_a_terminal_one_line_shows_progress_and_is_gone_at_the_end(environmen
     assert "\n" not in shown
     assert "in flight 2" in shown
     assert shown.endswith("\r\x1b[2K")
+
+
+def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_result(bench: Bench, tmp_path: pathlib.Path) -> None:
+    # A file that may not be replaced: its name is too long for the file system, which only the writing finds out.
+    file = tmp_path / ("x" * 300)
+    with Server() as server:
+        done = bench("gpt2", "--url", server.url, "--json", "--output", str(file), *SHORT)
+    assert done.returncode == 1
+    assert f"cannot write {file}: " in done.stderr
+    assert json.loads(done.stdout)["points"][0]["counts"]["ok"] > 0
+    assert not list(tmp_path.iterdir()), "a draft stays"

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from pulsing.fleet import FleetFileError, load
+from pulsing.serving._model_files import ModelSource
+
 ROUTER = ("actor", "pulsing.serving.Router", "--addr", "127.0.0.1:0")
 
 
@@ -69,3 +72,13 @@ def test_toml_nested_without_end_is_misuse(pulsing: Callable[..., Any], tmp_path
     done = pulsing(*ROUTER, "--config", str(file))
     assert done.code == 2
     assert f"{file} is not TOML: it is nested too deeply" in done.err
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"], ids=["long", "zero"])
+def test_a_name_that_no_file_can_have_is_a_file_that_is_not_there(tmp_path: pathlib.Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no directory"):
+        ModelSource.of(f"{tmp_path}/{name}")
+    with pytest.raises(FileNotFoundError, match="there is no GGUF file"):
+        ModelSource.of(f"{tmp_path}/{name}.gguf")
+    with pytest.raises(FleetFileError, match="no such file"):
+        load(tmp_path / f"{name}.py")

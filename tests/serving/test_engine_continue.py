@@ -43,7 +43,7 @@ def test_s4_only_engines_that_go_on_with_a_message_declare_it() -> None:
             (EngineServer(), {"engine": "vllm"}, "vllm"),
             (EngineServer(), {"continue_streams": "sglang"}, "sglang"),
             (EngineServer(version="1"), {"continue_streams": "off"}, ""),
-            (EngineServer(version="1"), {"role": "prefill", "pd": "sequential"}, ""),
+            (EngineServer(version="1"), {"role": "prefill", "pd": "sequential"}, "vllm"),
             (EngineServer(metrics="llamacpp:requests_processing 0\n"), {}, ""),
             (EngineServer(), {}, ""),
         ):

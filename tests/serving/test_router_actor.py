@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from router_kit import Scripted, chat, http, ready, system, until
@@ -11,6 +12,7 @@ from router_kit import Scripted, chat, http, ready, system, until
 from pulsing.core import Message
 from pulsing.exceptions import BindError
 from pulsing.serving import Router, start_router, stop_router
+from pulsing.serving._router_settings import SETTINGS
 
 
 def test_importing_serving_imports_no_engine() -> None:
@@ -120,6 +122,22 @@ def test_a_router_must_not_have_the_name_of_its_workers() -> None:
 def test_bad_arguments_are_refused_in_words(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Router(**arguments)  # type: ignore[arg-type]
+
+
+def test_times_beyond_any_clock_are_as_good_as_for_ever() -> None:
+    times: Any = {one.name: 1.7e308 for one in SETTINGS if one.unit == "s"}
+
+    async def run() -> None:
+        async with system() as node:
+            runner = await start_router(node, "127.0.0.1", 0, "alias", **times)
+            worker = Scripted()
+            await node.spawn(worker, name="worker")
+            await ready(runner.addr)
+            status, _ = await chat(runner.addr, "hi")
+            assert status == 200
+            await stop_router(runner)
+
+    asyncio.run(run())
 
 
 def test_a_busy_port_is_an_error_that_names_it() -> None:

@@ -31,8 +31,11 @@ def test_the_argument_comes_before_the_variable_before_the_file_before_the_defau
         ({"PULSING_ROUTER_HTTP_PORT": "x"}, "", "PULSING_ROUTER_HTTP_PORT: 'x' is not an int"),
         ({}, "http_prot = 1", "unknown key 'http_prot' - did you mean http_port?"),
         ({}, "http_port = '1'x", "is not TOML"),
-        ({}, "max_body = 0", "max_body=0: expected 1 byte or more"),
+        ({}, "max_body = 0", "max_body=0: expected 1 to 4611686018427387904 bytes"),
         ({}, "request_timeout = true", "request_timeout"),
+        ({"PULSING_ROUTER_MAX_BODY": "99999999999999999999GiB"}, "", "expected 1 to 4611686018427387904 bytes"),
+        ({"PULSING_ROUTER_MAX_QUEUE": "1" + "0" * 30}, "", "expected 0 to 2147483647"),
+        ({"PULSING_ROUTER_MAX_ATTEMPTS": str(2**32)}, "", "PULSING_ROUTER_MAX_ATTEMPTS=4294967296: expected 1 to"),
     ],
 )
 def test_what_cannot_be_meant_is_named_with_its_source(

@@ -24,7 +24,7 @@ import vllm_kit
 from router_kit import chat, http, ready, system, until
 
 from pulsing._core import prompt_blocks
-from pulsing.serving import GenerateRequest, RequestError, VllmWorker, start_router, stop_router
+from pulsing.serving import Delta, GenerateRequest, RequestError, VllmWorker, start_router, stop_router
 
 # torch, transformers and vLLM warn of one another's plans; none of it is ours to mend.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -152,6 +152,38 @@ def test_s5_a_pair_of_vllm_workers_answers_as_one_does_and_reads_each_prompt_onc
         ) == (expected)
         _, body = await chat(pair.router, STORY, temperature=0, max_tokens=2)
         assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 128}
+
+    pair.run(run())
+
+
+def test_s4_a_pair_goes_on_with_what_another_one_has_begun(pair: Pair) -> None:
+    body = {"messages": [{"role": "user", "content": STORY}], "temperature": 0, "max_tokens": 16}
+
+    async def half(worker: VllmWorker, **more: Any) -> list[Delta]:
+        request = GenerateRequest.from_body("chat.completions", json.dumps(body).encode(), **more)
+        return [delta async for delta in worker.generate(request)]
+
+    async def both(**more: Any) -> list[Delta]:
+        read = await half(pair.prefill, **more)
+        return await half(pair.decode, **more, handoff=read[-1].handoff)
+
+    def text(deltas: list[Delta]) -> str:
+        return "".join(delta.text for delta in deltas)
+
+    async def run() -> None:
+        alike = [(one.metadata()["continue"], one.metadata()["fingerprint"]) for one in (pair.prefill, pair.decode)]
+        assert alike[0] == alike[1]
+        assert alike[0][0] == "greedy"
+        whole = await both()
+        for cut in (1, 4):
+            had = whole[:cut]
+            ids = tuple(token for delta in had for token in delta.token_ids)
+            rest = await both(continue_text=text(had), continue_tokens=ids)
+            assert text(had) + text(rest) == text(whole)
+            assert rest[-1].usage is not None
+            assert whole[-1].usage is not None
+            assert rest[-1].usage.prompt_tokens == whole[-1].usage.prompt_tokens
+            assert len(ids) + rest[-1].usage.completion_tokens == whole[-1].usage.completion_tokens
 
     pair.run(run())
 

@@ -42,14 +42,18 @@ def test_the_table_the_config_and_the_arguments_agree() -> None:
         ({"mailbox": 3}, "mailbox=3: expected 16 to 1000000 messages"),
         ({"mailbox": "many"}, "mailbox='many': expected 16 to 1000000 messages"),
         ({"mailbox": True}, "mailbox=True"),
-        ({"max_concurrency": 0}, "max_concurrency=0: expected 1 or more"),
+        ({"max_concurrency": 0}, "max_concurrency=0: expected 1 to 2147483647"),
         ({"default_timeout": 0}, "default_timeout=0: expected seconds above 0, or None for ever"),
         ({"default_timeout": float("nan")}, "default_timeout=nan"),
         ({"stop_grace": -1}, "stop_grace=-1: expected seconds, 0 or more"),
         ({"stop_timeout": None}, "stop_timeout=None: expected seconds above 0"),
         ({"preset": "moon"}, "preset='moon': expected 'auto', 'local', 'lan' or 'wan'"),
-        ({"max_message": 0}, "max_message=0: expected 1024 bytes or more"),
+        ({"max_message": 0}, "max_message=0: expected 1024 to "),
         ({"cluster": ""}, "cluster='': expected a name"),
+        ({"max_observers": 2**63}, "max_observers=9223372036854775808: expected 1 to 2147483647"),
+        ({"max_handshakes": 10**30}, "expected 1 to 2147483647"),
+        ({"max_restarts": 10**30}, "expected 0 to 2147483647"),
+        ({"max_message": 10**30}, "expected 1024 to 4611686018427387904 bytes"),
         ({"min_backoff": 2.0, "max_backoff": 1.0}, "min_backoff=2.0 is longer than max_backoff=1.0"),
         ({"passphrase": "x", "insecure": True}, "exclude each other"),
     ],
@@ -179,3 +183,19 @@ def test_every_preset_starts(preset: Any) -> None:
             assert len(await system.members()) == 1
 
     run(main())
+
+
+@pytest.mark.parametrize(("raw", "copies"), [("1", True), ("true", True), ("0", False), ("", False), ("no", False)])
+def test_r15_the_variable_that_copies_arguments_is_read_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, raw: str, copies: bool
+) -> None:
+    async def copying() -> bool:
+        system = await pul.actor_system()
+        await system.shutdown()
+        return system.debug_copy
+
+    monkeypatch.setenv("PULSING_DEBUG_COPY", raw)
+    assert asyncio.run(copying()) is copies
+    monkeypatch.setenv("PULSING_DEBUG_COPY", "2")
+    with pytest.raises(ConfigError, match="PULSING_DEBUG_COPY: '2' is not a bool"):
+        asyncio.run(copying())

@@ -3,6 +3,7 @@
 The load generator is `pulsing._bench`, a wheel of its own. Nothing here measures anything.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -26,6 +27,8 @@ KEY_VARIABLE = "PULSING_BENCH_API_KEY"
 # Often enough to look alive, seldom enough to cost nothing.
 _TICK = 0.2
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+# Of any number on the command line; beyond it JSON and counters begin to disagree.
+_MOST = 1e9
 
 
 class InterruptedCommandError(CliError):
@@ -87,8 +90,10 @@ def run(options: Options) -> None:
     settings = config(options)
     count = _tokenizer(options.tokenizer_name, options.hf_token) if options.tokenizer_name else None
     for path in (options.output, options.requests_output):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is not None and not os.path.isdir(path.absolute().parent):
             raise MisuseError(f"cannot write {path}: the folder {path.absolute().parent} does not exist.")
+        if path is not None and os.path.isdir(path):
+            raise MisuseError(f"cannot write {path}: it is a folder; name a file in it.")
     try:
         running: _Run = module.Run(json.dumps(settings))
     except ValueError as error:
@@ -101,11 +106,14 @@ def run(options: Options) -> None:
     except ConnectionError as error:
         raise FailureError(str(error)) from None
     report = json.loads(text)
+    unwritten: list[str] = []
     if options.output is not None:
-        _write(options.output, json.dumps(report, indent=2) + "\n")
+        unwritten += _write(options.output, json.dumps(report, indent=2) + "\n")
     if options.requests_output is not None:
-        _write(options.requests_output, "".join(line + "\n" for line in running.requests()))
+        unwritten += _write(options.requests_output, "".join(line + "\n" for line in running.requests()))
     echo(json.dumps(report) if options.json_output else table(report))
+    if unwritten:
+        raise FailureError("\n".join(unwritten))
     if report["interrupted"]:
         raise InterruptedCommandError("interrupted: the result holds what was measured until then.")
     if not any(point["counts"]["ok"] for point in report["points"]):
@@ -127,6 +135,9 @@ def config(options: Options) -> dict[str, Any]:
         raise MisuseError(
             f"--benchmark_kind {shown(options.benchmark_kind)}: expected {', '.join(KINDS)}{nearest(kind, KINDS)}"
         )
+    for name in ("max_vus", "num_rates", "num_workers"):
+        count = getattr(options, name)
+        _bounded(f"--{name}", str(count), min(abs(count), 10**12))
     settings: dict[str, Any] = {
         "model": options.model,
         "url": options.url,
@@ -183,17 +194,26 @@ def seconds(option: str, text: str) -> float:
     unit = match and (_UNITS.get(match[2]) if match[2] else 1.0)
     if not match or unit is None:
         raise MisuseError(f"{option} {shown(text)}: expected a duration such as 120s, 2m or 500ms")
-    return float(match[1]) * unit
+    return _bounded(option, text, float(match[1]) * unit)
+
+
+def _bounded(option: str, text: str, value: float) -> float:
+    """What the load generator can be told of; where its own bounds are, it says better itself."""
+    if not abs(value) <= _MOST:
+        raise MisuseError(f"{option} {shown(text)}: expected {_MOST:g} at most")
+    return value
 
 
 def _number(option: str, text: str, kind: type[int] | type[float]) -> int | float:
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError:
         word = "whole numbers" if kind is int else "numbers"
         raise MisuseError(
             f"{option} {shown(text)}: expected {word} separated by commas, as in {option} 1,2,4"
         ) from None
+    _bounded(option, text, value)
+    return value
 
 
 def _one_of(option: str, value: str, known: Sequence[str]) -> str:
@@ -206,7 +226,10 @@ def _length(option: str, text: str) -> dict[str, int]:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     if not match:
         raise MisuseError(f"{option} {shown(text)}: expected a number of tokens, or LOW-HIGH to draw from")
-    return {"low": int(match[1]), "high": int(match[2] or match[1])}
+    low, high = (number if len(number) < 12 else "9" * 12 for number in (match[1], match[2] or match[1]))
+    _bounded(option, text, int(low))
+    _bounded(option, text, int(high))
+    return {"low": int(low), "high": int(high)}
 
 
 def _pairs(option: str, text: str, known: Sequence[str], scale: float) -> dict[str, float]:
@@ -242,11 +265,11 @@ def _tokenizer(name: str, token: str | None) -> Callable[[str], int]:
             "Without the option the server's own usage numbers are used."
         ) from None
     path = Path(name)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.exists() and (path.suffix == ".json" or path.is_absolute()):
+    path = path / "tokenizer.json" if os.path.isdir(path) else path
+    if not os.path.exists(path) and (path.suffix == ".json" or path.is_absolute()):
         raise MisuseError(f"--tokenizer_name {name}: there is no file {path}.")
     try:
-        if path.exists():
+        if os.path.exists(path):
             loaded = tokenizers.Tokenizer.from_file(str(path))
         else:
             loaded = tokenizers.Tokenizer.from_pretrained(name, token=token)
@@ -343,14 +366,20 @@ def _columns() -> int:
         return 80
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a reader never sees half a report."""
+def _write(path: Path, text: str) -> list[str]:
+    """Whole or not at all: a reader never sees half a report. Why not, if not: what was measured is still told."""
+    draft = None
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.absolute().parent, delete=False, encoding="utf-8") as file:
+            draft = file.name
             file.write(text)
-        os.replace(file.name, path)
+        os.replace(draft, path)
     except OSError as error:
-        raise FailureError(f"cannot write {path}: {error.strerror}") from None
+        if draft is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+        return [f"cannot write {path}: {error.strerror}"]
+    return []
 
 
 def _ms(value: float | None) -> str:

@@ -24,9 +24,14 @@ LogFormat = Literal["text", "json"]
 PASSPHRASE = "PULSING_PASSPHRASE"
 """The secret itself, for those who cannot hand over a file. No flag and no key: others could read those."""
 CONFIG = "PULSING_CONFIG"
+DEBUG_COPY = "PULSING_DEBUG_COPY"
 NET_THREADS = "PULSING_NET_THREADS"
 """Of the process, which has one runtime for all its nodes: no setting of one of them."""
 MAX_MESSAGE = 4 << 30
+MOST_COUNT = 2**31 - 1
+"""The largest number of things that a setting may ask for: no machine holds as many."""
+MOST_BYTES = 2**62
+"""The largest size: what the native side can still count with."""
 
 _OTHER_VARIABLES = frozenset(
     {
@@ -35,7 +40,7 @@ _OTHER_VARIABLES = frozenset(
         "PULSING_API_KEY",
         "PULSING_OTLP_ENDPOINT",
         "PULSING_LOG",
-        "PULSING_DEBUG_COPY",
+        DEBUG_COPY,
         "PULSING_BRIDGE_PIPE",
         "PULSING_FLEET_DIR",
         NET_THREADS,
@@ -262,8 +267,8 @@ SETTINGS: tuple[Setting, ...] = (
         512,
         "connections",
         "how many may be doing so; beyond, the oldest of the address that holds the most is closed",
-        "1 or more",
-        number(1, whole=True),
+        f"1 to {MOST_COUNT}",
+        number(1, MOST_COUNT, whole=True),
     ),
     Setting(
         "max_observers",
@@ -271,8 +276,8 @@ SETTINGS: tuple[Setting, ...] = (
         256,
         "connections",
         "how many observers are served at once; others get a 503",
-        "1 or more",
-        number(1, whole=True),
+        f"1 to {MOST_COUNT}",
+        number(1, MOST_COUNT, whole=True),
     ),
     Setting(
         "preset",
@@ -320,8 +325,8 @@ SETTINGS: tuple[Setting, ...] = (
         256,
         "handlers",
         "how many of one actor may interleave",
-        "1 or more",
-        number(1, whole=True),
+        f"1 to {MOST_COUNT}",
+        number(1, MOST_COUNT, whole=True),
     ),
     Setting(
         "max_message",
@@ -329,8 +334,8 @@ SETTINGS: tuple[Setting, ...] = (
         MAX_MESSAGE,
         "bytes",
         "largest message sent, or accepted from a peer; `64MiB` and the like are understood",
-        "1024 bytes or more",
-        number(1024, whole=True),
+        f"1024 to {MOST_BYTES} bytes",
+        number(1024, MOST_BYTES, whole=True),
     ),
     _seconds("stream_idle", 300.0, "how long a stream may bring its consumer nothing before it fails"),
     Setting(
@@ -339,8 +344,8 @@ SETTINGS: tuple[Setting, ...] = (
         3,
         "restarts",
         "how many an actor with a restart policy gets within `restart_window`",
-        "0 or more",
-        number(0, whole=True),
+        f"0 to {MOST_COUNT}",
+        number(0, MOST_COUNT, whole=True),
     ),
     Setting(
         "min_backoff", float, 0.1, "s", "wait before the first restart of a series", "seconds, 0 or more", number(0)
@@ -448,6 +453,21 @@ def check_variables(environ: Mapping[str, str]) -> None:
         if hint:
             meant = hint.replace("did you mean ", "did you mean PULSING_")
             raise ConfigError(f"{name} is no setting{meant} If it is not meant for Pulsing, rename it")
+
+
+def flag_of(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether a variable that is true or false is true; unset or empty is false.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    from pulsing.core import _convert
+
+    raw = environ.get(name, "")
+    try:
+        return bool(raw) and bool(_convert.from_text(bool, raw))
+    except _convert.ConvertError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def of_kubernetes(name: str) -> bool:

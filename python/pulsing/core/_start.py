@@ -9,7 +9,7 @@ from pulsing import _core
 from pulsing.core._bridge import LoopBridge
 from pulsing.core._config import SystemConfig
 from pulsing.core._errors import from_core
-from pulsing.core._settings import net_threads
+from pulsing.core._settings import DEBUG_COPY, flag_of, net_threads
 
 
 async def start_core(config: SystemConfig, bridge: LoopBridge, host: _core.TestHost | None) -> _core.System:
@@ -23,6 +23,8 @@ async def start_core(config: SystemConfig, bridge: LoopBridge, host: _core.TestH
     Raises:
         BindError, JoinError, RefusedError, ConfigError: As they say.
     """
+    # Here, where nothing runs yet that would have to be stopped again.
+    flag_of(DEBUG_COPY, os.environ)
     starting: _core.Starting | None = None
     threads = net_threads(os.environ)
 

@@ -28,6 +28,7 @@ from pulsing.core._process import Processes
 from pulsing.core._proxy import ActorProxy, method_names
 from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass
+from pulsing.core._settings import DEBUG_COPY, flag_of
 from pulsing.core._sources import Desk
 from pulsing.core._spawn import Blueprint, SpawnOptions, blueprint
 from pulsing.core._start import start_core
@@ -77,7 +78,7 @@ class ActorSystem:
         self.watch = bridge.watch
         self.config = config
         self.default_timeout = config.default_timeout
-        self.debug_copy = os.environ.get("PULSING_DEBUG_COPY") == "1"
+        self.debug_copy = flag_of(DEBUG_COPY, os.environ)
         self.counts = Counts()
         self.inline = 0
         self.nesting = 0

@@ -1,5 +1,6 @@
 """Fleet files: YAML, or Python for what YAML cannot say."""
 
+import os
 import pathlib
 import runpy
 from collections.abc import Mapping, Sequence
@@ -171,7 +172,7 @@ def _no_key_twice(root: Any) -> None:
 
 
 def _python(path: pathlib.Path) -> Deployment:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise FleetFileError(f"{path}: no such file")
     try:
         found = runpy.run_path(str(path)).get("fleet")

@@ -33,15 +33,15 @@ class ModelSource:
             raise ValueError("model_name is empty: give a hub id, a directory, or DIR/FILE.gguf")
         path = Path(model).expanduser()
         if model.lower().endswith(".gguf"):
-            if path.is_file():
+            if os.path.isfile(path):
                 return cls(str(path.parent), path.name, path.stem)
             repo, _, file = model.rpartition("/")
             if _looks_like_path(model) or repo.count("/") != 1:
                 raise FileNotFoundError(f"there is no GGUF file {model!r}")
             return cls(repo, file, file.removesuffix(".gguf"))
-        if path.is_dir():
+        if os.path.isdir(path):
             return cls(str(path), None, path.resolve().name)
-        if path.is_file():
+        if os.path.isfile(path):
             raise ValueError(f"{model!r} is a file; give its directory, or a .gguf file")
         if _looks_like_path(model) or model.count("/") > 1:
             raise FileNotFoundError(f"there is no directory {model!r}")

@@ -14,13 +14,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from pulsing import _core
-from pulsing.core._settings import Setting, Size, nearest, number, of_kubernetes, read_file, text
+from pulsing.core._settings import (
+    MOST_BYTES,
+    MOST_COUNT,
+    Setting,
+    Size,
+    nearest,
+    number,
+    of_kubernetes,
+    read_file,
+    text,
+)
 from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError
 from pulsing.serving._served import Served, parse_models
 
 CONFIG = "PULSING_ROUTER_CONFIG"
 _FAMILY = "PULSING_ROUTER_"
+# A hundred years in seconds: no process lives as long, and every clock can count as far.
+_FAR = 100 * 365 * 24 * 3600.0
 API_KEY = "PULSING_API_KEY"
 """The one API key of a Router, for those who need no file. No flag and no key of a file: others could read those."""
 
@@ -41,6 +53,11 @@ class RouterSetting(Setting):
     def env(self) -> str:
         """Its variable."""
         return self.variable or f"{_FAMILY}{self.name.upper()}"
+
+    def check(self, value: Any, source: str | None = None) -> Any:
+        """See `Setting.check`; a time beyond any clock is as good as for ever."""
+        found = super().check(value, source)
+        return min(found, _FAR) if self.unit == "s" and found is not None else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +126,7 @@ def _seconds(name: str, default: float, doc: str, *, zero: bool = False, **more:
 
 
 def _count(name: str, default: int, unit: str, doc: str) -> RouterSetting:
-    return RouterSetting(name, int, default, unit, doc, "1 or more", number(1, whole=True))
+    return RouterSetting(name, int, default, unit, doc, f"1 to {MOST_COUNT}", number(1, MOST_COUNT, whole=True))
 
 
 def _flag(name: str, default: bool, doc: str) -> RouterSetting:
@@ -122,7 +139,9 @@ def _file(name: str, doc: str) -> RouterSetting:
 
 def _size(name: str, default: int, doc: str) -> RouterSetting:
     doc = f"{doc}; `64MiB` and the like are understood"
-    return RouterSetting(name, Size, default, "bytes", doc, "1 byte or more", number(1, whole=True))
+    return RouterSetting(
+        name, Size, default, "bytes", doc, f"1 to {MOST_BYTES} bytes", number(1, MOST_BYTES, whole=True)
+    )
 
 
 SETTINGS: tuple[RouterSetting, ...] = (
@@ -191,8 +210,8 @@ SETTINGS: tuple[RouterSetting, ...] = (
         "requests",
         "what a worker may have above its share before `consistent_hash` and `cache_aware` look for another; both "
         "bounds must be passed",
-        "0 or more",
-        number(0, whole=True),
+        f"0 to {MOST_COUNT}",
+        number(0, MOST_COUNT, whole=True),
     ),
     RouterSetting(
         "balance_relative",
@@ -266,8 +285,8 @@ SETTINGS: tuple[RouterSetting, ...] = (
         "requests",
         "requests that may wait here while all workers are full; more are answered 503; 0: none waits here, workers "
         "queue for themselves",
-        "0 or more",
-        number(0, whole=True),
+        f"0 to {MOST_COUNT}",
+        number(0, MOST_COUNT, whole=True),
     ),
     _seconds("queue_timeout", 60.0, "how long a request may wait there"),
     _count("max_headers", 100, "headers", "headers of one request; more are answered 431"),

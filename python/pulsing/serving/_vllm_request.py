@@ -123,6 +123,8 @@ async def read(
         )
     with _as_http_errors():
         _, inputs = await _rendered(engine, request)
+        # Of an answer that is gone on with the beginning is read, too.
+        done = _done_ids(engine, request)
     name = f"{request.request_id or 'request'}-{uuid.uuid4().hex[:8]}"
     with _claimed(blocks, request, inputs) as claim:
         # As the one that decodes has it, whatever the client wants to be made of it: the token made here is nobody's.
@@ -132,7 +134,9 @@ async def read(
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args=extra)
         (prompt,) = inputs
         usage, told = Usage(len(prompt["prompt_token_ids"]), 1), None
-        async with contextlib.aclosing(engine.llm.generate(prompt, params, name)) as outputs:
+        ids = [*prompt["prompt_token_ids"], *done]
+        whole = tokens_input(ids, cache_salt=prompt.get("cache_salt")) if done else prompt
+        async with contextlib.aclosing(engine.llm.generate(whole, params, name)) as outputs:
             with _as_http_errors(generating=True):
                 async for output in outputs:
                     for piece in output.outputs:

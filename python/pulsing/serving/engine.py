@@ -180,7 +180,7 @@ class EngineWorker(Worker):
     def _continues(self) -> str:
         """The engine by whose rules streams go on; empty if they do not, or not yet."""
         named = self._engine if self._continue == "auto" else self._continue
-        return named if named in _CONTINUE and self.role == "aggregated" and self._identity is not None else ""
+        return named if named in _CONTINUE and self._identity is not None else ""
 
     def apis(self) -> tuple[str, ...]:
         """What the server answers is the server's to say."""

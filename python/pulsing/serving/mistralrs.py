@@ -10,7 +10,6 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pulsing.serving._errors import RequestError
@@ -93,7 +92,7 @@ class MistralRsWorker(Worker):
         for name, value in (("max_new_tokens", max_new_tokens), ("threads", threads)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        if chat_template is not None and not Path(chat_template).is_file():
+        if chat_template is not None and not os.path.isfile(chat_template):
             raise FileNotFoundError(f"chat_template {chat_template!r} is no file; give a file with a Jinja template")
         self._source = ModelSource.of(str(bundled_gguf()) if model_name is None else model_name)
         if self._source.gguf is None:

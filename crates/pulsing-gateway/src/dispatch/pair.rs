@@ -1,7 +1,8 @@
 //! One request on two Workers: one reads the prompt, the other generates.
 //!
 //! The policy chooses who reads, for that is where prompts are cached; of those that generate and understand it the least
-//! loaded is taken. If one of the two fails before the first piece, the request begins anew, with another one in its place.
+//! loaded is taken. If one of the two fails before the first piece, the request begins anew, with another one in its place;
+//! where a stream is gone on with, both are asked for the rest of it.
 //! Engines are told by fields in the client's body, everything else of which stays as it is; actors by `handoff`.
 
 use std::future::poll_fn;
@@ -16,12 +17,11 @@ use tokio::sync::oneshot;
 
 use super::place::{Placed, Takers, Task};
 use super::{Failure, Half, Job, Placement, broken};
-use crate::api::Resume;
 use crate::aside::aside;
-use crate::engine::{Engine, Splice, with_fields};
+use crate::engine::{Engine, Had, Rest, Splice, with_fields};
 use crate::explain::Decision;
 use crate::policy::{Why, least_loaded};
-use crate::pool::{Companion, Pairing, Role, Worker};
+use crate::pool::{Companion, Likeness, Pairing, Role, Worker};
 use crate::protocol::{self, Deltas};
 
 /// What one of the two is told beside the request.
@@ -88,20 +88,47 @@ impl Told {
     }
 }
 
+/// What one of the two is to do.
+struct Share {
+    half: Half,
+    /// The client's request, or what is left of it.
+    body: Bytes,
+    told: Told,
+    /// What the client has already, for an engine that generates.
+    had: Option<Had>,
+}
+
 impl Placement {
     /// Who generates from what `prefill` reads.
-    pub(super) fn decoder(&self, job: &Job, prefill: &Worker, excluded: &[ActorId]) -> Option<Arc<Worker>> {
-        let Role::Prefill(pairing) = prefill.role() else { return None };
+    pub(super) fn decoder(
+        &self,
+        job: &Job,
+        prefill: &Worker,
+        excluded: &[ActorId],
+        like: Option<&Likeness>,
+    ) -> Option<Arc<Worker>> {
+        let fitting = self.decoders(job, prefill, |worker| {
+            !excluded.contains(&worker.target().actor) && like.is_none_or(|like| worker.is_like(like))
+        });
+        let decoder = Arc::clone(fitting.get(least_loaded(&fitting)?)?);
+        self.explain(job, &decoder, Why::Decodes, &fitting);
+        Some(decoder)
+    }
+    /// Who could generate from what `prefill` reads, of those that are `wanted`.
+    pub(super) fn decoders(
+        &self,
+        job: &Job,
+        prefill: &Worker,
+        wanted: impl Fn(&Arc<Worker>) -> bool,
+    ) -> Vec<Arc<Worker>> {
+        let Role::Prefill(pairing) = prefill.role() else { return Vec::new() };
         let decoders = self.pool.snapshot().decoders_for(&job.model);
         let fits = |worker: &&Arc<Worker>| {
             worker.pairing().is_some_and(|other| other.fits(&pairing))
                 && worker.endpoint().is_some() == prefill.endpoint().is_some()
-                && !excluded.contains(&worker.target().actor)
+                && wanted(worker)
         };
-        let fitting: Vec<Arc<Worker>> = decoders.iter().filter(fits).cloned().collect();
-        let decoder = Arc::clone(fitting.get(least_loaded(&fitting)?)?);
-        self.explain(job, &decoder, Why::Decodes, &fitting);
-        Some(decoder)
+        decoders.iter().filter(fits).cloned().collect()
     }
     /// Keeps a choice for whoever asks.
     pub(super) fn explain(&self, job: &Job, chosen: &Arc<Worker>, why: Why, candidates: &[Arc<Worker>]) {
@@ -127,22 +154,31 @@ impl Placement {
             let worker = Arc::clone(worker);
             move |failure| (failure, worker)
         };
+        let (body, had) = match self.rest_for(decode, job, task).await.map_err(of(decode))? {
+            Some(Rest::Known(events)) => return Ok(Placed::Engine(self.known(decode, job, events))),
+            Some(Rest::Ask { body, had }) => (body, Some(had)),
+            None => (task.body.clone(), None),
+        };
         let Some(Pairing::Concurrent { host, port }) = prefill.pairing() else {
             let reads = Arc::new(Job { stream: false, ..Job::clone(job) });
-            let read =
-                self.half(Half::Reads, prefill, &reads, task, Told::read_only(), trial).await.map_err(of(prefill))?;
-            let said = self.said(read).await.map_err(of(prefill))?;
+            let mut reading = task.again();
+            let half = Share { half: Half::Reads, body: body.clone(), told: Told::read_only(), had: None };
+            let read = self.half(half, prefill, &reads, &mut reading, trial).await;
+            task.past = reading.past;
+            let said = self.said(read.map_err(of(prefill))?).await.map_err(of(prefill))?;
             let trial = self.pool.admit(decode).unwrap_or(false);
-            return self.half(Half::Generates, decode, job, task, Told::read(said), trial).await.map_err(of(decode));
+            let half = Share { half: Half::Generates, body, told: Told::read(said), had };
+            return self.half(half, decode, job, task, trial).await.map_err(of(decode));
         };
         let told = Told::rendezvous(if host.is_empty() { prefill.host() } else { &host }, port, job.batch);
         let (failed, mut failure) = oneshot::channel();
         let companion = {
             let (placement, prefill, job) = (Arc::clone(self), Arc::clone(prefill), Arc::clone(job));
-            let (mut task, told) = (task.again(), told.clone());
+            let mut task = task.again();
+            let half = Share { half: Half::Reads, body: body.clone(), told: told.clone(), had: None };
             // Ends with the request that it is a part of.
             Companion::new(tokio::spawn(async move {
-                let read = match placement.half(Half::Reads, &prefill, &job, &mut task, told, trial).await {
+                let read = match placement.half(half, &prefill, &job, &mut task, trial).await {
                     Ok(read) => placement.drain(read).await,
                     Err(failure) => Err(failure),
                 };
@@ -152,40 +188,52 @@ impl Placement {
             }))
         };
         let trial = self.pool.admit(decode).unwrap_or(false);
+        let half = Share { half: Half::Generates, body, told, had };
         let mut generated = tokio::select! {
-            generated = self.half(Half::Generates, decode, job, task, told, trial) => generated.map_err(of(decode))?,
+            generated = self.half(half, decode, job, task, trial) => generated.map_err(of(decode))?,
             Ok(failure) = &mut failure => return Err(of(prefill)(failure)),
         };
         generated.keep(companion);
         Ok(generated)
     }
 
+    /// What engines are asked for where another one has begun the stream.
+    async fn rest_for(
+        self: &Arc<Self>,
+        decode: &Arc<Worker>,
+        job: &Arc<Job>,
+        task: &Task,
+    ) -> Result<Option<Rest>, Failure> {
+        let (Some(sent), Some(endpoint)) = (&task.sent, decode.endpoint()) else { return Ok(None) };
+        tokio::select! {
+            rest = self.rest(decode, endpoint, job, &task.body, sent) => rest.map(Some),
+            () = Arc::clone(self).gone(Arc::clone(decode), Arc::clone(job), task.like()) => Err(Failure::TakenBack),
+        }
+    }
+
     /// Sends one of the two its request.
     async fn half(
         self: &Arc<Self>,
-        half: Half,
+        Share { half, body: whole, told, had }: Share,
         worker: &Arc<Worker>,
         job: &Arc<Job>,
         task: &mut Task,
-        told: Told,
         trial: bool,
     ) -> Result<Placed, Failure> {
         let Some(endpoint) = worker.endpoint() else {
-            // What the other half has read is gone with this one, so nobody else could go on with its stream.
-            let job = Arc::new(Job { handoff: told.handoff, resume: Resume::Never, ..Job::clone(job) });
+            let job = Arc::new(Job { handoff: told.handoff, ..Job::clone(job) });
             return self.attempt(worker, &job, task, trial).await.map(Placed::Actor);
         };
         let mut fields = told.fields;
         if let Some(model) = worker.model_for(self.pool.snapshot().own_name(&job.model)) {
             fields.push(Splice::set("model", serde_json::Value::from(model)));
         }
-        let whole = task.body.clone();
         let spliced = aside(whole.len(), move || with_fields(&whole, &fields)).await;
         let body = spliced.flatten().ok_or_else(|| broken("the request is no JSON object"))?;
         let made = Job { half: Some(half), ..Job::clone(job) };
         tokio::select! {
-            answer = self.attempt_engine(worker, endpoint, &made, body, None, trial) => answer.map(Placed::Engine),
-            () = Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job), None) => Err(Failure::TakenBack),
+            answer = self.attempt_half(worker, endpoint, &made, body, task.sent.as_deref().zip(had), trial) => answer.map(Placed::Engine),
+            () = Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job), task.like()) => Err(Failure::TakenBack),
         }
     }
 
@@ -245,7 +293,14 @@ impl Placement {
 impl Task {
     /// The same for the other half.
     fn again(&self) -> Self {
-        Self { body: self.body.clone(), takers: Takers::Actors, past: self.past, resume: None, sent: None, not: None }
+        Self {
+            body: self.body.clone(),
+            takers: Takers::Actors,
+            past: self.past,
+            resume: self.resume.clone(),
+            sent: None,
+            not: None,
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::api::ApiError;
 use crate::engine::{Engine, Sent};
 use crate::metrics::Retry;
 use crate::policy::Why;
-use crate::pool::{Fault, Role, State, Worker};
+use crate::pool::{Fault, Likeness, Role, State, Worker};
 use crate::trail::Stage;
 
 /// Who may take a request.
@@ -40,6 +40,14 @@ pub(super) struct Task {
     pub(super) sent: Option<Box<Sent>>,
     /// Not this one, from which nothing comes.
     pub(super) not: Option<ActorId>,
+}
+
+impl Task {
+    /// Who can go on with it, where it has begun.
+    pub(super) fn like(&self) -> Option<Arc<Likeness>> {
+        let resume = self.resume.as_ref().map(|resume| &resume.likeness);
+        resume.or_else(|| self.sent.as_ref().map(|sent| &sent.likeness)).map(Arc::clone)
+    }
 }
 
 /// Where a request went.
@@ -93,7 +101,8 @@ impl Placement {
                 return Err(ApiError::no_workers(&why));
             };
             let pairs = matches!(worker.role(), Role::Prefill(_)) && job.question.is_none();
-            let decoder = if pairs { self.decoder(&job, &worker, &excluded) } else { None };
+            let like = task.like();
+            let decoder = if pairs { self.decoder(&job, &worker, &excluded, like.as_deref()) } else { None };
             if pairs && decoder.is_none() {
                 excluded.push(worker.target().actor);
                 last_words.get_or_insert_with(|| "there is no other half for it".to_owned());
@@ -115,7 +124,6 @@ impl Placement {
                     })
                 }
                 (Some(endpoint), None) => {
-                    let like = task.sent.as_ref().map(|sent| Arc::clone(&sent.likeness));
                     tokio::select! {
                     answer = self.attempt_engine(&worker, endpoint, &job, task.body.clone(), task.sent.as_deref(), trial) => answer.map(Placed::Engine),
                     () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), like) => Err(Failure::TakenBack),
@@ -133,10 +141,11 @@ impl Placement {
             let worker = tried;
             let (error, fault) = match attempt {
                 Ok(mut placed) => {
+                    let generates = decoder.as_ref().unwrap_or(&worker);
                     if let Placed::Engine(Engine::Stream(stream)) = &mut placed
-                        && let Some(sent) = task.sent.take().or_else(|| self.sent(&job, &worker))
+                        && let Some(sent) = task.sent.take().or_else(|| self.sent(&job, generates))
                     {
-                        let stall = Stall::new(&self, &worker, &job, &sent.likeness);
+                        let stall = Stall::new(&self, generates, &job, &sent.likeness);
                         stream.note(&task.body, task.past, sent, stall);
                     }
                     self.served_elsewhere(&suspects, &worker, &task.body);
@@ -228,9 +237,8 @@ impl Placement {
         task: &Task,
     ) -> Option<Arc<Worker>> {
         let takers = task.takers;
-        let begun = task.resume.as_ref().map(|resume| &resume.likeness);
-        let begun = begun.or_else(|| task.sent.as_ref().map(|sent| &sent.likeness));
-        let goes_on = |worker: &Worker| begun.is_none_or(|like| worker.is_like(like));
+        let begun = task.like();
+        let goes_on = |worker: &Worker| begun.as_ref().is_none_or(|like| worker.is_like(like));
         let all = excluded.is_empty() && begun.is_none() && takers != Takers::Actors;
         let kept: Arc<[Arc<Worker>]>;
         let candidates: &Arc<[Arc<Worker>]> = if all {

@@ -52,11 +52,18 @@ impl Placement {
     /// Somebody else is there who serves this; with `like`, one that can go on with what this one has begun.
     pub(super) fn has_other(&self, worker: &Arc<Worker>, job: &Job, like: Option<&Likeness>) -> bool {
         let snapshot = self.pool.snapshot();
-        let likes = match worker.role() {
-            Role::Decode(_) => snapshot.decoders_for(&job.model),
-            Role::Aggregated | Role::Prefill(_) => snapshot.ready_for(&job.model).unwrap_or_default(),
+        let others = match worker.role() {
+            Role::Decode(_) if like.is_none() => snapshot.decoders_for(&job.model),
+            _ => snapshot.ready_for(&job.model).unwrap_or_default(),
         };
-        let fits = |other: &Worker| other.serves(job.api) && like.is_none_or(|like| other.is_like(like));
-        likes.iter().any(|other| !Arc::ptr_eq(other, worker) && fits(other))
+        let fits = |other: &Arc<Worker>| {
+            !Arc::ptr_eq(other, worker) && other.serves(job.api) && like.is_none_or(|like| other.is_like(like))
+        };
+        // Who goes on needs another half that does, and that is not the one to be left.
+        let whole = |other: &Arc<Worker>| {
+            let halves = like.is_some() && matches!(other.role(), Role::Prefill(_));
+            !halves || !self.decoders(job, other, fits).is_empty()
+        };
+        others.iter().any(|other| fits(other) && whole(other))
     }
 }

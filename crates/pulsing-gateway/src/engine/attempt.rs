@@ -134,6 +134,22 @@ impl Placement {
         answer.ok_or_else(|| broken("the engine does not know that path"))
     }
 
+    /// Sends an engine its half of a request; with `rest`, of what is left of a stream.
+    pub(crate) async fn attempt_half(
+        &self,
+        worker: &Arc<Worker>,
+        endpoint: &Arc<Endpoint>,
+        job: &Job,
+        body: Bytes,
+        rest: Option<(&Sent, Had)>,
+        trial: bool,
+    ) -> Result<Engine, Failure> {
+        job.trail.attempt(worker);
+        let asked = Asked { api: job.api, body, model_at: None, trial, rest };
+        let answer = self.exchange(worker, endpoint, job, asked).await?;
+        answer.ok_or_else(|| broken("the engine does not know that path"))
+    }
+
     /// One exchange; `None` if the engine has no `/v1/responses`, which was asked for.
     async fn exchange(
         &self,
@@ -257,7 +273,7 @@ fn is_absent(head: &Head, error: &ApiError) -> bool {
 
 impl Placement {
     /// The end of a stream that is known without a question.
-    fn known(&self, worker: &Arc<Worker>, job: &Job, events: Bytes) -> Engine {
+    pub(crate) fn known(&self, worker: &Arc<Worker>, job: &Job, events: Bytes) -> Engine {
         let reader = match job.native.is_some() || worker.normalizes() {
             true => Reader::Normal(Box::default(), None),
             false => Reader::Gate(Gate::new(job.api)),

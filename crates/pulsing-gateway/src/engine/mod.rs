@@ -26,6 +26,7 @@ pub(crate) use attempt::{Cause, Engine, EngineStream, GoOn, Whole};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use message::{Head, usage_in};
 pub(crate) use reader::Passed;
-pub(crate) use rest::hindrance;
+pub(crate) use rest::{Rest, hindrance};
+pub(crate) use seam::Had;
 pub(crate) use sent::Sent;
 pub(crate) use splice::{Splice, with_fields};

@@ -29,7 +29,7 @@ use crate::pool::{Continues, Worker};
 const LIMITS: [&str; 3] = ["max_completion_tokens", "max_tokens", "min_tokens"];
 
 /// The rest of a stream.
-pub(super) enum Rest {
+pub(crate) enum Rest {
     /// To be asked for.
     Ask { body: Bytes, had: Had },
     /// Nothing is left to be generated: the events that end it.
@@ -266,7 +266,7 @@ fn begins(stop: &str, text: &str) -> bool {
 
 impl Placement {
     /// What is left of a stream whose client has what was `sent`.
-    pub(super) async fn rest(
+    pub(crate) async fn rest(
         &self,
         worker: &Arc<Worker>,
         endpoint: &Arc<Endpoint>,

@@ -21,7 +21,7 @@ pub(super) struct Seam {
 
 /// What the client had of the answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Had {
+pub(crate) struct Had {
     /// Tokens, which the engine that goes on counts as its prompt's.
     pub(super) tokens: u32,
     /// Everything but the usage: nothing else is wanted.

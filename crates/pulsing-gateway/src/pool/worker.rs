@@ -237,10 +237,7 @@ impl Worker {
             "sglang" => Continues::Sglang,
             _ => return None,
         };
-        // Halves of requests are never the whole of one.
-        if self.endpoint().is_none() || facts.role != Role::Aggregated {
-            return None;
-        }
+        self.endpoint()?;
         let (continues, fingerprint) = (Some(continues), facts.fingerprint.clone());
         Some(Likeness { model: Some(model), fingerprint, sampled: false, continues })
     }
