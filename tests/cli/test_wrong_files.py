@@ -66,6 +66,26 @@ def test_a_fleet_file_that_is_none_never_passes_for_one(
     assert words in done.err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            [*ROUTER, flag, ""]
+            for flag in ("--passphrase_file", "--config", "--cert", "--key", "--ca", "--secret_file")
+        ),
+        [*ROUTER, "--", "--config", ""],
+        [*ROUTER, "--", "--api_keys_file", ""],
+        ["inspect", "cluster", "--seeds", "127.0.0.1:1", "--passphrase_file", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_misuse_and_no_default(pulsing: Callable[..., Any], line: list[str]) -> None:
+    done = pulsing(*line)
+    assert done.code in (1, 2)
+    assert done.err.startswith("Error: ")
+    assert "expected a path" in done.err
+
+
 def test_toml_nested_without_end_is_misuse(pulsing: Callable[..., Any], tmp_path: pathlib.Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("addr = " + "[" * 20_000)

@@ -34,6 +34,7 @@ def test_the_argument_comes_before_the_variable_before_the_file_before_the_defau
         ({}, "max_body = 0", "max_body=0: expected 1 to 4611686018427387904 bytes"),
         ({}, "request_timeout = true", "request_timeout"),
         ({"PULSING_ROUTER_MAX_BODY": "99999999999999999999GiB"}, "", "expected 1 to 4611686018427387904 bytes"),
+        ({"PULSING_ROUTER_API_KEYS_FILE": ""}, "", "PULSING_ROUTER_API_KEYS_FILE is set but empty"),
         ({"PULSING_ROUTER_MAX_QUEUE": "1" + "0" * 30}, "", "expected 0 to 2147483647"),
         ({"PULSING_ROUTER_MAX_ATTEMPTS": str(2**32)}, "", "PULSING_ROUTER_MAX_ATTEMPTS=4294967296: expected 1 to"),
     ],

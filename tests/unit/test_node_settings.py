@@ -199,3 +199,34 @@ def test_r15_the_variable_that_copies_arguments_is_read_like_any_other(
     monkeypatch.setenv("PULSING_DEBUG_COPY", "2")
     with pytest.raises(ConfigError, match="PULSING_DEBUG_COPY: '2' is not a bool"):
         asyncio.run(copying())
+
+
+@pytest.mark.parametrize("name", ["passphrase_file", "config", "cert", "key", "ca", "secret_file"])
+@pytest.mark.parametrize("path", ["", " ", 5, b"x"], ids=repr)
+def test_a_path_that_is_none_never_counts_as_not_given(name: str, path: Any) -> None:
+    # A descriptor would be read and closed, and an empty name would start a node without its secret.
+    with pytest.raises(ConfigError, match=f"{name}=.*: expected a path"):
+        asyncio.run(pul.init(**{name: path}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"log_level": "loud"}, "log_level='loud': expected 'error', 'warn'"),
+        ({"log_level": 5}, "log_level=5: expected 'error', 'warn'"),
+        ({"log_format": "xml"}, "log_format='xml': expected 'text' or 'json'"),
+        ({"seeds": 5}, "seeds=5: expected a list of host:port"),
+        ({"seeds": ["a:1", 5]}, "seeds: 5 is no host:port"),
+    ],
+)
+def test_what_init_takes_beside_the_config_is_checked_too(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises((ConfigError, TypeError)) as refused:
+        asyncio.run(pul.init(**settings))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["PASSPHRASE_FILE", "CERT", "KEY", "CA"])
+def test_an_empty_variable_of_who_may_join_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(f"PULSING_{name}", "")
+    with pytest.raises(ConfigError, match=f"PULSING_{name} is set but empty"):
+        asyncio.run(pul.init())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self, TypedDict
 
 from pulsing.core._settings import MAX_MESSAGE, SETTINGS, Preset, check_security
+from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError
 
 DEFAULT_TIMEOUT = 30.0
@@ -97,8 +98,15 @@ class SystemConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.seeds, str):
-            raise ConfigError(f"seeds={self.seeds!r}: expected a list of host:port, as in seeds=[{self.seeds!r}]")
+            raise ConfigError(
+                f"seeds={shown(self.seeds)}: expected a list of host:port, as in seeds=[{shown(self.seeds)}]"
+            )
+        if self.seeds is not None and not isinstance(self.seeds, Iterable):
+            raise TypeError(f"seeds={shown(self.seeds)}: expected a list of host:port")
         object.__setattr__(self, "seeds", tuple(self.seeds or ()))
+        for seed in self.seeds:
+            if not isinstance(seed, str):
+                raise TypeError(f"seeds: {shown(seed)} is no host:port")
         for setting in SETTINGS:
             if setting.field:
                 setting.check(getattr(self, setting.name))

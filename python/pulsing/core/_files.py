@@ -16,7 +16,7 @@ def read_text(path: str | os.PathLike[str], most: int) -> str:
         OSError: It cannot be read.
         ValueError: It is longer, or not UTF-8; the text says which.
     """
-    with open(path, "rb") as stream:
+    with open(os.fspath(path), "rb") as stream:
         raw = stream.read(most + 1)
     if len(raw) > most:
         raise ValueError(f"it is longer than {most} bytes")

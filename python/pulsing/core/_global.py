@@ -16,7 +16,7 @@ from pulsing.core._name_watch import NameWatch
 from pulsing.core._placement import Placement
 from pulsing.core._proxy import ActorProxy
 from pulsing.core._refs import ActorRef
-from pulsing.core._settings import given, nearest
+from pulsing.core._settings import BY_NAME, given, nearest
 from pulsing.core._settings import passphrase as read_passphrase
 from pulsing.core._system import ActorSystem
 from pulsing.exceptions import ConfigError, PulsingRuntimeError
@@ -40,9 +40,9 @@ def _config(
     for name in settings:
         if name not in known:
             raise TypeError(f"unknown setting {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
-    # A bare string goes on as it is: SystemConfig says in words what is wrong with it.
-    joined: Any = seeds if isinstance(seeds, str) else tuple(seeds or ())
-    config = SystemConfig(addr=addr, seeds=joined, **settings)
+    # Whatever it is goes on as it is: SystemConfig says in words what is wrong with it.
+    named: Any = () if seeds is None else seeds
+    config = SystemConfig(addr=addr, seeds=named, **settings)
     return config.with_head_addr(head_addr) if head_addr is not None else config
 
 
@@ -84,6 +84,9 @@ async def init(
     """
     global _system, _starting, _starting_with  # noqa: PLW0603 - the process has one
     check_fork()
+    for name, value in (("passphrase_file", passphrase_file), ("log_level", log_level), ("log_format", log_format)):
+        if value is not None:
+            BY_NAME[name].check(value)
     values = given(config, os.environ)
     usual = values.pop("log_level", None), values.pop("log_format", None)
     level, form = log_level or os.environ.get("PULSING_LOG") or usual[0], log_format or usual[1]
@@ -97,7 +100,7 @@ async def init(
             values.pop(name, None)
     values.update(settings)
     if passphrase is None and (passphrase_file is not None or not (settings.get("insecure") or certified)):
-        passphrase = read_passphrase(passphrase_file or secret, os.environ)
+        passphrase = read_passphrase(secret if passphrase_file is None else passphrase_file, os.environ)
     values["passphrase"] = passphrase
     usual_addr, usual_seeds = values.pop("addr", None), values.pop("seeds", None)
     wanted = _config(

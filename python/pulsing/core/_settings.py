@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pulsing.core._files import read_text
 from pulsing.core._shown import shown
@@ -24,6 +24,8 @@ LogFormat = Literal["text", "json"]
 PASSPHRASE = "PULSING_PASSPHRASE"
 """The secret itself, for those who cannot hand over a file. No flag and no key: others could read those."""
 CONFIG = "PULSING_CONFIG"
+_WHO_MAY = frozenset({"passphrase_file", "cert", "key", "ca"})
+"""Settings that say who may join: of these an empty variable is an error."""
 DEBUG_COPY = "PULSING_DEBUG_COPY"
 NET_THREADS = "PULSING_NET_THREADS"
 """Of the process, which has one runtime for all its nodes: no setting of one of them."""
@@ -164,6 +166,10 @@ def text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
+def path_like(value: Any) -> bool:
+    return isinstance(value, os.PathLike) or text(value)
+
+
 def _seconds(name: str, default: float, doc: str, **more: Any) -> Setting:
     """A limit that may be none."""
     return Setting(
@@ -180,7 +186,7 @@ def _seconds(name: str, default: float, doc: str, **more: Any) -> Setting:
 
 
 def _file_of_pki(name: str, doc: str) -> Setting:
-    return Setting(name, str | None, None, "", doc, "a path", lambda value: isinstance(value, str | os.PathLike))
+    return Setting(name, str | None, None, "", doc, "a path", path_like)
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -218,7 +224,7 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "file with the cluster's secret: mutual TLS between all who know it; the same on every node",
         "a path",
-        lambda value: isinstance(value, str | os.PathLike),
+        path_like,
         field=False,
     ),
     _file_of_pki("cert", "PEM file of this node's certificate: mutual TLS; it names the node's address or the cluster"),
@@ -231,7 +237,7 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "file of the per-user secret that peers on one host prove; none: the default place",
         "a path",
-        lambda value: isinstance(value, str | os.PathLike),
+        path_like,
     ),
     Setting(
         "insecure",
@@ -376,11 +382,20 @@ SETTINGS: tuple[Setting, ...] = (
         "warn",
         "",
         "how much to log on stderr: `error`, `warn`, `info`, `debug` or `trace`",
+        "'error', 'warn', 'info', 'debug' or 'trace'",
+        lambda value: value in get_args(LogLevel),
         serving="info",
         field=False,
     ),
     Setting(
-        "log_format", LogFormat, "text", "", "how log lines are written, one an event: `text` or `json`", field=False
+        "log_format",
+        LogFormat,
+        "text",
+        "",
+        "how log lines are written, one an event: `text` or `json`",
+        "'text' or 'json'",
+        lambda value: value in get_args(LogFormat),
+        field=False,
     ),
 )
 
@@ -407,12 +422,15 @@ def given(config: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> 
         ConfigError: A value that cannot be read or does not fit, an unknown key, a variable that is none but resembles
             one. Its cause is an OSError when the file cannot be opened.
     """
-    path = config or environ.get(CONFIG) or None
+    path = file_given(config, environ.get(CONFIG))
     values: dict[str, Any] = {}
     if path:
         for key, raw in read_file(path, BY_NAME).items():
             values[key] = BY_NAME[key].read(raw, f"{path}: {key}")
     for setting in SETTINGS:
+        if setting.name in _WHO_MAY and environ.get(setting.env) == "":
+            # A script whose file went missing: going on without it would let others in than were meant.
+            raise ConfigError(f"{setting.env} is set but empty: name a file, or unset it")
         if environ.get(setting.env):
             values[setting.name] = setting.read(environ[setting.env], setting.env)
     check_variables(environ)
@@ -434,6 +452,19 @@ def net_threads(environ: Mapping[str, str]) -> int:
         return int(row.read(raw, NET_THREADS))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 1 if cores <= 2 else 2
+
+
+def file_given(config: str | os.PathLike[str] | None, variable: str | None) -> str | os.PathLike[str] | None:
+    """The file of settings: what was named, else what a variable names, else none.
+
+    Raises:
+        ConfigError: It was named, and is no path. A variable that is set and empty counts as not set.
+    """
+    if config is None:
+        return variable or None
+    if not path_like(config):
+        raise ConfigError(f"config={shown(config)}: expected a path")
+    return config
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
@@ -538,7 +569,9 @@ def passphrase(
     Raises:
         ConfigError: There is nothing in it, or it is no text; its cause is an OSError when it cannot be read.
     """
-    if not file:
+    if file is not None and not path_like(file):
+        raise ConfigError(f"{name}={shown(file)}: expected a path")
+    if file is None:
         secret = environ.get(PASSPHRASE)
         if secret is None:
             return None

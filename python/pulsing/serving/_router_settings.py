@@ -19,6 +19,7 @@ from pulsing.core._settings import (
     MOST_COUNT,
     Setting,
     Size,
+    file_given,
     nearest,
     number,
     of_kubernetes,
@@ -363,13 +364,16 @@ def resolve(
                 f"a Router has no setting {shown(name)}{nearest(name, BY_NAME)}\nSettings: {', '.join(BY_NAME)}"
             )
     values: dict[str, Any] = {setting.name: setting.default for setting in SETTINGS}
-    path = config or environ.get(CONFIG) or None
+    path = file_given(config, environ.get(CONFIG))
     if path:
         for key, raw in read_file(path, BY_NAME).items():
             values[key] = BY_NAME[key].read(raw, f"{path}: {key}")
     known = {setting.env: setting for setting in SETTINGS}
     for variable, raw in environ.items():
         setting = known.get(variable)
+        if not raw and setting is not None and setting.name == "api_keys_file":
+            # A script whose file went missing: going on without keys would open the door to everybody.
+            raise ConfigError(f"{variable} is set but empty: name a file, or unset it")
         if setting is not None and raw:
             values[setting.name] = setting.read(raw, variable)
         elif setting is None and variable.startswith(_FAMILY) and variable != CONFIG and not of_kubernetes(variable):
