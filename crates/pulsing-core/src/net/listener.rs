@@ -139,7 +139,7 @@ pub async fn run(listener: Listener, config: ListenerConfig) {
     let shared = Arc::new(Shared {
         pairing: Pairing::default(),
         refusals: Refusals::default(),
-        observers: Semaphore::new(config.link.limits.observers),
+        observers: Semaphore::new(config.link.limits.observers.min(Semaphore::MAX_PERMITS)),
     });
     let mut tasks = JoinSet::new();
     let mut failures = Seldom::default();
