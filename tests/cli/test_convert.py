@@ -118,3 +118,18 @@ def test_annotations_read_like_a_user_would_write_them() -> None:
     assert describe(Literal["cpu", "cuda"]) == "cpu|cuda"
     assert describe(dict[str, list[int]]) == "dict[str, list[int]]"
     assert describe(tuple[int, ...]) == "tuple[int, ...]"
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [
+        ("[::1]:8000", ["[::1]:8000"]),
+        (" [fd77::1]:8000,router:8000", ["[fd77::1]:8000", "router:8000"]),
+        ("[::ffff:10.0.0.1]:80, [fd77::2]:80", ["[::ffff:10.0.0.1]:80", "[fd77::2]:80"]),
+        ("router:8000,[::1]:8000", ["router:8000", "[::1]:8000"]),
+        ('["[::1]:8000", "a:1"]', ["[::1]:8000", "a:1"]),
+        ("[]", []),
+    ],
+)
+def test_m6_a_list_that_begins_with_an_ipv6_address_is_no_json(text: str, seeds: list[str]) -> None:
+    assert from_text(list[str], text) == seeds

@@ -6,6 +6,7 @@ import enum
 import json
 import math
 import pathlib
+import re
 import types
 import typing
 from typing import Any, Literal, Union, get_args, get_origin
@@ -27,6 +28,8 @@ _SEQUENCES: dict[Any, Any] = {
     collections.abc.Collection: list,
     collections.abc.Set: frozenset,
 }
+# An IPv6 address with its port, as the first of a list of addresses; JSON has no such beginning.
+_BRACKETED = re.compile(r"\s*\[[0-9a-fA-F]*:[0-9a-fA-F:.]*(%[^\]]*)?\]")
 _MAPPINGS = {dict, collections.abc.Mapping, collections.abc.MutableMapping}
 # In a union the strictest reading that fits wins: "1" for `int | str` is a number, for `bool | int` too.
 _UNION_ORDER: list[Any] = [int, float, bool]
@@ -224,7 +227,7 @@ def _union(annotation: Any, text: str) -> Any:
 
 
 def _sequence(annotation: Any, origin: Any, text: str) -> Any:
-    if text.lstrip().startswith("["):
+    if text.lstrip().startswith("[") and not _BRACKETED.match(text):
         return from_json(annotation, _json(text, "a list"))
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     return _build_sequence(annotation, origin, parts, from_text)
