@@ -114,3 +114,33 @@ def test_r5_times_beyond_any_clock_are_as_good_as_for_ever() -> None:
                 unknown.cancel()
 
     run(main())
+
+
+def test_r7_what_was_given_is_named_in_a_line_however_large_it_is() -> None:
+    long = "x" * 100_000
+    numbers = list(range(100_000))
+
+    async def main() -> None:
+        async with cluster(1) as (system,):
+            for wrong in (
+                lambda: pul.spawn(numbers, system=system),
+                lambda: pul.spawn(dict.fromkeys(numbers), system=system),
+                lambda: Thing.spawn(system=system, placement=long),
+                lambda: Thing.spawn(system=system, placement=long + ":1"),
+                lambda: Thing.spawn(system=system, restart_policy=long),
+                lambda: system.stop(numbers),
+                lambda: system.resolve(long, timeout=0.01),
+            ):
+                with pytest.raises(Exception) as refused:  # noqa: PT011 - their types are told elsewhere
+                    await wrong()
+                assert len(str(refused.value)) < 1000, str(refused.value)[:200]
+            for make in (
+                lambda: pul.ActorId(long),
+                lambda: pul.Message("x", numbers),
+                lambda: pul.Message(numbers, b""),
+            ):
+                with pytest.raises((ValueError, TypeError)) as refused:
+                    make()
+                assert len(str(refused.value)) < 1000
+
+    run(main())

@@ -10,6 +10,7 @@ from pulsing.core._checks import check_seconds, clean_name
 from pulsing.core._ids import ActorId, NodeId
 from pulsing.core._proxy import ActorProxy
 from pulsing.core._refs import ActorRef
+from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError, NodeNotFoundError, PulsingError, PulsingRuntimeError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _find(system: ActorSystem, which: Which) -> ActorRef | None:
         except ConfigError:
             return None
     if not isinstance(which, ActorId):
-        raise TypeError(f"expected the name, id, reference or proxy of an actor, not {which!r}")
+        raise TypeError(f"expected the name, id, reference or proxy of an actor, not {shown(which)}")
     cell = system.cell(which)
     if cell is not None:
         return system.ref_of(cell)

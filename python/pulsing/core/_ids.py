@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Self
 
+from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -36,14 +37,14 @@ class _Id:
                 raw = b""
             if len(raw) != _SIZE:
                 raise ConfigError(
-                    f"{value!r} is no {type(self).__name__}: expected 32 hexadecimal digits, or a decimal number"
+                    f"{shown(value)} is no {type(self).__name__}: expected 32 hexadecimal digits, or a decimal number"
                 )
         elif isinstance(value, (bytes, bytearray, memoryview)):
             raw = bytes(value)
             if len(raw) != _SIZE:
-                raise ConfigError(f"{value!r} is no {type(self).__name__}: it has {len(raw)} bytes, not {_SIZE}")
+                raise ConfigError(f"{shown(value)} is no {type(self).__name__}: it has {len(raw)} bytes, not {_SIZE}")
         else:
-            raise TypeError(f"{value!r} is no {type(self).__name__}: expected its text, its number or its bytes")
+            raise TypeError(f"{shown(value)} is no {type(self).__name__}: expected its text, its number or its bytes")
         object.__setattr__(self, "raw", raw)
 
     @classmethod

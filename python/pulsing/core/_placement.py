@@ -10,6 +10,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from pulsing.core._ids import NodeId
+from pulsing.core._shown import shown
 from pulsing.exceptions import ConfigError, NodeNotFoundError
 
 if TYPE_CHECKING:
@@ -60,13 +61,15 @@ class Placer:
         except (ConfigError, TypeError):
             if not isinstance(placement, str) or ":" not in placement:
                 raise ValueError(
-                    f"placement={placement!r}: expected 'local', 'remote', a node id, or the host:port of a member"
+                    f"placement={shown(placement)}: expected 'local', 'remote', a node id, or the host:port of a member"
                 ) from None
             return self._open_to_others(await self._at(placement), placement)
         if node == system.node_id or node.is_local():
             return system.node_id
         if not any(m["node_id"] == str(node) for m in self._living()):
-            raise NodeNotFoundError(f"placement={str(placement)!r} is no living member of this cluster; {self._who()}")
+            raise NodeNotFoundError(
+                f"placement={shown(str(placement))} is no living member of this cluster; {self._who()}"
+            )
         return self._open_to_others(node, placement)
 
     async def _elsewhere(self) -> NodeId:
@@ -92,7 +95,7 @@ class Placer:
         for one in self._system.core.instances(SERVICE_NAME):
             if one["node_id"] == str(node) and PROCESS_OF in one["metadata"] and node != self._system.node_id:
                 raise ValueError(
-                    f"placement={str(placement)!r} is the own process of actor {one['metadata'][PROCESS_OF]} "
+                    f"placement={shown(str(placement))} is the own process of actor {one['metadata'][PROCESS_OF]} "
                     "(new_process=True), which takes no others and ends with it; place the actor on another node, or "
                     "give it a process of its own"
                 )
@@ -102,12 +105,12 @@ class Placer:
         host, _, port = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"placement={address!r}: expected host:port with a port from 1 to 65535")
+            raise ValueError(f"placement={shown(address)}: expected host:port with a port from 1 to 65535")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
         except OSError as error:
             raise NodeNotFoundError(
-                f"placement={address!r}: host {host!r} has no address ({error}); {self._who()}"
+                f"placement={shown(address)}: host {host!r} has no address ({error}); {self._who()}"
             ) from None
         wanted = {(ipaddress.ip_address(one[4][0]), int(port)) for one in found}
         for member in self._living():
@@ -115,7 +118,7 @@ class Placer:
                 return NodeId(member["node_id"])
         if int(port) == _endpoint(self._system.addr)[1] and any(ip.is_loopback for ip, _ in wanted):
             return self._system.node_id
-        raise NodeNotFoundError(f"placement={address!r} is no living member of this cluster; {self._who()}")
+        raise NodeNotFoundError(f"placement={shown(address)} is no living member of this cluster; {self._who()}")
 
     def _living(self) -> list[dict[str, Any]]:
         return [m for m in self._system.core.members() if m["state"] in {"alive", "suspect"}]

@@ -19,10 +19,9 @@ def shown(value: object, limit: int = 80) -> str:
         limit: Characters at most; of text, bytes and lists that are longer the beginning and an ellipsis.
     """
     # Cut before repr, so that a 100 MB string is not repeated only to be thrown away.
+    cut = isinstance(value, str | bytes | list) and len(value) > limit
     text = repr(value[:limit]) if isinstance(value, str | bytes | list) else repr(value)
-    if len(text) > limit:
-        text = text[:limit]
-    return text + "\u2026" if isinstance(value, str | bytes | list) and len(value) > limit else text
+    return f"{text[:limit]}\u2026" if cut or len(text) > limit else text
 
 
 def legible(text: str, keep: str = "\n\t") -> str:

@@ -15,6 +15,7 @@ from pulsing.core._pickle import dumps_whole, is_main, loads
 from pulsing.core._proxy import ActorProxy, method_names
 from pulsing.core._refs import ActorRef
 from pulsing.core._remote import ActorClass, import_class
+from pulsing.core._shown import shown
 from pulsing.core._supervision import RestartPolicy, check_limits
 from pulsing.core._threads import run_in_thread
 from pulsing.exceptions import CodeNotFoundError, ConfigError
@@ -115,7 +116,7 @@ def blueprint(actor: Any, policy: RestartPolicy) -> Blueprint:
         TypeError: Nothing that can be an actor, or supervision without a factory.
     """
     if isinstance(actor, (ActorProxy, ActorRef)):
-        raise TypeError(f"{actor!r} is an actor already")
+        raise TypeError(f"{shown(actor)} is an actor already")
     if isinstance(actor, ActorClass):
         return Blueprint(actor.cls)
     if inspect.isclass(actor) or inspect.isroutine(actor) or (callable(actor) and not _is_actor(actor)):
@@ -132,9 +133,11 @@ def blueprint(actor: Any, policy: RestartPolicy) -> Blueprint:
 def check_actor(actor: Any) -> None:
     """Raises TypeError for an instance that nobody could call, or that is plain data."""
     if isinstance(actor, _DATA):
-        raise TypeError(f"{actor!r} cannot be an actor: it is data. Pass an instance of a class of yours, or the class")
+        raise TypeError(
+            f"{shown(actor)} cannot be an actor: it is data. Pass an instance of a class of yours, or the class"
+        )
     if not _is_actor(actor):
-        raise TypeError(f"{actor!r} cannot be an actor: it has neither receive() nor public methods")
+        raise TypeError(f"{shown(actor)} cannot be an actor: it has neither receive() nor public methods")
 
 
 _DATA = (str, bytes, bytearray, memoryview, int, float, complex, list, tuple, dict, set, frozenset)

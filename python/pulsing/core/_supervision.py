@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from pulsing.core._checks import check_count, check_seconds
+from pulsing.core._shown import shown
 
 if TYPE_CHECKING:
     from pulsing.core._config import SystemConfig
@@ -42,7 +43,7 @@ class RestartPolicy:
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, str) or self.policy not in _POLICIES:
-            raise ValueError(f"restart_policy={self.policy!r}: expected 'never', 'on_failure' or 'always'")
+            raise ValueError(f"restart_policy={shown(self.policy)}: expected 'never', 'on_failure' or 'always'")
         object.__setattr__(self, "policy", _POLICIES[self.policy])
         check_count("max_restarts", self.max_restarts, 0)
         check_seconds("min_backoff", self.min_backoff)

@@ -15,6 +15,7 @@ from pulsing.core._errors import from_core
 from pulsing.core._proxy import ActorProxy
 from pulsing.core._refs import ActorRef
 from pulsing.core._reply import NoReply
+from pulsing.core._shown import shown
 
 if TYPE_CHECKING:
     from pulsing.core._bridge import Event, LoopBridge
@@ -171,7 +172,7 @@ def ref_of(target: ActorRef | ActorProxy) -> ActorRef:
         return target
     if isinstance(target, ActorProxy):
         return target.ref
-    raise TypeError(f"expected an ActorRef or a proxy, not {target!r}; `await pul.resolve(name)` gives one")
+    raise TypeError(f"expected an ActorRef or a proxy, not {shown(target)}; `await pul.resolve(name)` gives one")
 
 
 def watch(target: ActorRef | ActorProxy) -> Watch:

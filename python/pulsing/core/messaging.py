@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+from pulsing.core._shown import shown
 from pulsing.core._streams import StreamReader
 from pulsing.exceptions import PulsingActorError, PulsingRuntimeError
 
@@ -29,9 +30,11 @@ class Message:
 
     def __init__(self, msg_type: str, payload: bytes = b"") -> None:
         if not isinstance(msg_type, str):
-            raise TypeError(f"msg_type={msg_type!r}: expected a string")
+            raise TypeError(f"msg_type={shown(msg_type)}: expected a string")
         if not isinstance(payload, (bytes, bytearray, memoryview)):
-            raise TypeError(f"payload={payload!r}: expected bytes; Message.from_json(msg_type, data) takes other data")
+            raise TypeError(
+                f"payload={shown(payload)}: expected bytes; Message.from_json(msg_type, data) takes other data"
+            )
         self.msg_type = msg_type
         self.payload = payload
         self._reader: AsyncIterator[Any] | None = None
