@@ -342,3 +342,10 @@ def test_somebody_elses_server_is_told_from_a_node(
     assert one.addr in done.err
     assert len(done.err) < 1000
     assert not done.out
+
+
+@pytest.mark.parametrize("interval", ["inf", "1e300"])
+def test_an_interval_that_no_clock_counts_is_misuse(pulsing: Callable[..., Any], interval: str) -> None:
+    done = pulsing("inspect", "watch", "--seeds", "127.0.0.1:1", "--interval", interval)
+    assert done.code == 2
+    assert done.err.startswith(f"Error: --interval is a number of seconds up to 86400, not {float(interval):g}")

@@ -14,6 +14,7 @@ from pulsing.cli._inspect_source import Source
 from pulsing.core._shown import legible, shown
 
 KINDS = ("cluster", "actors", "metrics", "all")
+_LONGEST_INTERVAL = 86400  # seconds
 # Nodes named in one row; the others are counted.
 _NODES_SHOWN = 5
 
@@ -147,6 +148,8 @@ def watch(source: Source, interval: float, kind: str, max_rounds: int | None) ->
     """Prints differences between two looks, until Ctrl-C or `max_rounds`."""
     if kind not in KINDS:
         raise MisuseError(f"--kind is {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {shown(kind)}.")
+    if not interval <= _LONGEST_INTERVAL:
+        raise MisuseError(f"--interval is a number of seconds up to {_LONGEST_INTERVAL}, not {interval:g}.")
     before: dict[str, str] | None = None
     rounds = 0
     while max_rounds is None or rounds < max_rounds:
