@@ -63,6 +63,7 @@ class Node:
         self.samples: dict[str, list[float]] = {
             "rss_kb": [],
             "live_kb": [],
+            "kept_kb": [],
             "blocks": [],
             "fds": [],
             "threads": [],
@@ -102,7 +103,7 @@ class Node:
         self.samples["rss_kb"].append(meter.rss_of(pid) * 1e3)
         self.samples["fds"].append(len(os.listdir(f"/proc/{pid}/fd")))
         self.samples["threads"].append(len(os.listdir(f"/proc/{pid}/task")))
-        for what in ("tasks", "live_kb", "blocks"):
+        for what in ("tasks", "live_kb", "kept_kb", "blocks"):
             self.samples[what].append(self.last.get(what, 0))
 
     def say(self) -> None:

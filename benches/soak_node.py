@@ -42,15 +42,17 @@ class Mallinfo(ctypes.Structure):
     ]
 
 
-def live() -> int:
-    """Bytes allocated and not freed, of Rust and of large Python objects; 0 where the C library cannot tell."""
+def heap() -> tuple[int, int]:
+    """Bytes of the C heap, of Rust and of large Python objects: what lives, and what was freed and is kept to be given
+    out again. Zeros where the C library cannot tell.
+    """
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except AttributeError:
-        return 0
+        return 0, 0
     mallinfo2.restype = Mallinfo
     said = mallinfo2()
-    return int(said.uordblks + said.hblkhd)
+    return int(said.uordblks + said.hblkhd), int(said.fordblks)
 
 
 def blocks() -> int:
@@ -126,7 +128,8 @@ def report(loops: list[Loop], **more: Any) -> None:
         for what, total in sums.items():
             for key, count in list(getattr(loop, what).items()):
                 total[key] = total.get(key, 0) + count
-    memory = {"live_kb": live() / 1e3, "blocks": blocks()}
+    live, kept = heap()
+    memory = {"live_kb": live / 1e3, "kept_kb": kept / 1e3, "blocks": blocks()}
     print(json.dumps({**sums, **memory, "tasks": sum(loop.tasks for loop in loops), **more}), flush=True)
 
 

@@ -250,6 +250,17 @@ def test_the_file_that_is_named_is_the_only_one(start: Callable[..., Node], tmp_
     assert f"{other}: unknown key 'no_such_key'" in err
 
 
+def test_a_value_that_an_actors_own_setting_cannot_have_is_misuse(start: Callable[..., Node]) -> None:
+    router = ("pulsing.serving.Router", "--addr", "127.0.0.1:0", "--name", "r", "--")
+    for words, expected, error in (
+        (("--http_port", "99999"), 2, "http_port=99999"),
+        (("--config", "no-such-file.toml"), 1, "cannot read the configuration file"),
+    ):
+        code, out, err = start(*router, *words).end()
+        assert (code, out) == (expected, ""), err
+        assert error in err
+
+
 def test_m6_a_node_says_where_it_is_reached(start: Callable[..., Node]) -> None:
     with socket.socket() as elsewhere:
         elsewhere.bind(("127.0.0.1", 0))

@@ -175,6 +175,10 @@ async def _start(
         ref = await system.spawn(lambda: found(**arguments), name=name, public=True)
     except InvalidNameError as error:
         raise MisuseError(str(error)) from error
+    except ConfigError as error:
+        # Of the actor's own settings, such as a Router's; a file of them that cannot be read is no misuse.
+        kind = FailureError if isinstance(error.__cause__, OSError) else MisuseError
+        raise kind(f"{name} did not start: {error}") from error
     except Exception as error:
         # Constructors and on_start hooks raise what they like; the user wants its words, and the place at debug level.
         _logging.trace_of(error)

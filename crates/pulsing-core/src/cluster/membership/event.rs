@@ -53,6 +53,7 @@ impl fmt::Display for DownReason {
             Self::Deaf => {
                 f.write_str("it talks, but what is sent to the address that it gives as its own is not answered")
             }
+            Self::Refused { observers: 1 } => f.write_str("its address refused connections (1 observer)"),
             Self::Refused { observers } => write!(f, "its address refused connections ({observers} observers)"),
             Self::Replaced => f.write_str("a newer process took its address"),
             Self::Reported => f.write_str("another member found it down"),
