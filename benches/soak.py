@@ -6,7 +6,8 @@ The load is in `soak_load.py`, the processes in `soak_node.py`. RSS, descriptors
 each second. Before the load each node is given as much of a past as it remembers, so that this does not grow later. The
 first fifth of the load is warm-up. After it the line fitted through the lowest RSS of each ten seconds must not
 rise by more than `LIMIT_KB` a minute (a slope counts when it is over twice its standard error, so that short runs do
-not fail by noise). RSS is also what the allocator keeps between what lives; so the same is asked of what lives, with
+not fail by noise), but for what the allocator keeps of what was freed: that comes in steps of a large message, at some
+time or other, and may be `KEPT_MB` more in the last quarter than in the first. The same is asked of what lives, with
 tighter limits: bytes of the C heap (`LIVE_KB`), and blocks of Python's (`BLOCKS`). Descriptors, threads and tasks must
 stay what they were. When the load has ended, there must be
 as many actors as before it, and no tasks but the nodes' own. Any error that the load did not ask for fails the soak.
@@ -31,6 +32,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 LIMIT_KB = 500.0
 LIVE_KB = 100.0
 BLOCKS = 500.0
+KEPT_MB = 16.0
 FLOOR_SECONDS = 10
 SLACK_FDS = 5
 SLACK_THREADS = 5
@@ -135,15 +137,22 @@ def ends(values: list[float]) -> tuple[float, float]:
 def judged(node: Node, warm: int) -> list[str]:
     """Prints what was sampled of a process; returns what grew."""
     grown = []
-    rss = node.samples["rss_kb"][warm:]
+    rss, kept = node.samples["rss_kb"][warm:], node.samples["kept_kb"][warm:]
     slope, error = fit(rss)
     print(
         f"{node.role}: RSS {rss[0] / 1e3:.1f} MB after warm-up, {rss[-1] / 1e3:.1f} MB at the end (lowest "
-        f"{min(rss) / 1e3:.1f}, highest {max(rss) / 1e3:.1f}); slope {slope:+.0f} +- {error:.0f} KB/min, "
-        f"limit {LIMIT_KB:.0f}"
+        f"{min(rss) / 1e3:.1f}, highest {max(rss) / 1e3:.1f}); slope {slope:+.0f} +- {error:.0f} KB/min"
+    )
+    slope, error = fit([all_of_it - free for all_of_it, free in zip(rss, kept, strict=True)])
+    first, last = (at / 1e3 for at in ends(kept))
+    print(
+        f"{node.role}: of it malloc keeps {first:.1f} MB in the first quarter, {last:.1f} MB in the last; slope of the "
+        f"rest {slope:+.0f} +- {error:.0f} KB/min, limit {LIMIT_KB:.0f}"
     )
     if slope > LIMIT_KB and slope > 2 * error:
-        grown.append(f"{node.role}: RSS rises by {slope:.0f} KB/min")
+        grown.append(f"{node.role}: RSS without what malloc keeps rises by {slope:.0f} KB/min")
+    if last > first + KEPT_MB:
+        grown.append(f"{node.role}: malloc keeps {last:.1f} MB, of {first:.1f} MB at first")
     for what, words, limit in (("live_kb", "KB of the C heap", LIVE_KB), ("blocks", "blocks of Python's heap", BLOCKS)):
         values = node.samples[what][warm:]
         slope, error = fit(values)
