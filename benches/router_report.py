@@ -158,7 +158,7 @@ def placements(run: dict[str, Any]) -> list[str]:
 
 PLACEMENTS_NOTE = """CPU us/request at 64 connections with every thread pinned: the router on a core of its own, wrk
 and the engine on the other; or all on one core. Left alone, as in all other tables, the kernel chooses, and keeps to
-it for seconds or minutes. Where the router has a core of its own it finds the tokens of a stream nearly one by one,
+it for seconds or minutes. Where the router has a core of its own it finds one or two tokens of a stream at a time,
 and a message to the other core costs a wake-up there; on one core it finds many at once."""
 
 
