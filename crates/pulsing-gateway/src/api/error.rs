@@ -33,6 +33,8 @@ pub struct ApiError {
     pub no_retry: bool,
     /// `Allow`, with 405.
     pub allow: Option<&'static str>,
+    /// `Connection: close`: where the request ends is not known, or not worth waiting for.
+    pub close: bool,
     /// What an engine answered, already in OpenAI's shape: sent as it is, instead of what the other fields say.
     pub body: Option<Box<Bytes>>,
 }
@@ -48,11 +50,16 @@ impl ApiError {
             retry_after: None,
             no_retry: false,
             allow: None,
+            close: false,
             body: None,
         }
     }
     fn code(mut self, code: &'static str) -> Self {
         self.code = Some(Cow::Borrowed(code));
+        self
+    }
+    fn last(mut self) -> Self {
+        self.close = true;
         self
     }
     /// 400: the client's fault, at `param`.
@@ -118,6 +125,7 @@ impl ApiError {
     pub fn too_large(limit: usize) -> Self {
         Self::new(413, "invalid_request_error", format!("The request body is over the limit of {limit} bytes"))
             .code("request_too_large")
+            .last()
     }
     /// 415 or 501: the body is not sent as it is.
     pub fn coded_body(status: u16, header: &str, coding: &str) -> Self {
@@ -131,7 +139,17 @@ impl ApiError {
             431 => ("The request's headers are too many or too large", "headers_too_large"),
             _ => ("This is not an HTTP request that can be read", "bad_request"),
         };
-        Self::new(status, "invalid_request_error", message).code(code)
+        Self::new(status, "invalid_request_error", message).code(code).last()
+    }
+    /// 400: a request whose head can be read, but not in one way only.
+    pub fn malformed(message: impl Into<String>) -> Self {
+        let mut error = Self::unreadable(400);
+        error.message = shorten(message.into());
+        error
+    }
+    /// 400: the body does not come as its head says.
+    pub fn broken_body(error: &impl fmt::Display) -> Self {
+        Self::invalid(None, format!("The request body broke off: {error}")).last()
     }
     /// 431 for headers of more than `limit` bytes.
     pub fn large_headers(limit: usize) -> Self {
@@ -141,7 +159,7 @@ impl ApiError {
     }
     /// 408: the body stopped coming.
     pub fn slow_body() -> Self {
-        Self::new(408, "invalid_request_error", "The request body stopped coming").code("request_timeout")
+        Self::new(408, "invalid_request_error", "The request body stopped coming").code("request_timeout").last()
     }
     /// 401; `wrong` tells a key that there is not from none at all.
     pub fn unauthorized(wrong: bool) -> Self {

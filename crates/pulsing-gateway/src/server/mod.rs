@@ -4,6 +4,7 @@ mod body;
 mod cors;
 mod drain;
 mod events;
+mod head;
 mod listen;
 mod peer;
 mod receive;

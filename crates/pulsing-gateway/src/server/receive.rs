@@ -61,9 +61,7 @@ pub(super) async fn read(
         let data = match next_within(&mut body, pause, end).await {
             Err(_) => return Err(ApiError::slow_body()),
             Ok(None) => break,
-            Ok(Some(Err(error))) => {
-                return Err(ApiError::invalid(None, format!("The request body broke off: {error}")));
-            }
+            Ok(Some(Err(error))) => return Err(ApiError::broken_body(&error)),
             Ok(Some(Ok(data))) => data,
         };
         if first.len() + rest.len() + data.len() > limit {

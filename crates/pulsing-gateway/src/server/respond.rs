@@ -71,8 +71,7 @@ pub(super) fn error(error: &ApiError) -> Response<Body> {
     if let Some(allow) = error.allow {
         headers.insert(header::ALLOW, HeaderValue::from_static(allow));
     }
-    if matches!(error.status, 408 | 413 | 431) {
-        // What is left of the body must not be taken for the next request.
+    if error.close {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response

@@ -16,7 +16,7 @@ use super::cors::Allowed;
 use super::events::EventStream;
 use super::peer::Peer;
 use super::track::Tracker;
-use super::{Core, receive, respond};
+use super::{Core, head, receive, respond};
 use crate::admit::{Client, Rate};
 use crate::api::{self, Api, ApiError, Collector, Envelope, Parsed, Translated, Writer};
 use crate::aside::aside;
@@ -117,12 +117,16 @@ pub(super) async fn handle(core: Arc<Core>, peer: Arc<Peer>, request: Request<In
     let endpoint = Endpoint::of(request.uri().path());
     let route = endpoint.as_ref().map_or(Route::Other, Endpoint::route);
     let mut rate = None;
-    let answered = match endpoint {
-        None => Err(ApiError::unknown_path(request.method().as_str(), request.uri().path())),
-        Some(endpoint) if request.method() == Method::OPTIONS => {
+    let answered = match (head::fault(&request), endpoint) {
+        (Some(fault), _) => {
+            receive::skip(request).await;
+            Err(fault)
+        }
+        (None, None) => Err(ApiError::unknown_path(request.method().as_str(), request.uri().path())),
+        (None, Some(endpoint)) if request.method() == Method::OPTIONS => {
             Ok(respond::preflight(endpoint.allow(), request.headers(), &cors))
         }
-        Some(endpoint) => enter(&core, &peer, endpoint, request, &request_id, &mut rate).await,
+        (None, Some(endpoint)) => enter(&core, &peer, endpoint, request, &request_id, &mut rate).await,
     };
     let mut response = answered.unwrap_or_else(|error| respond::error(&error));
     core.placement.metrics.request(route, response.status().as_u16());
