@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from tcp_server import listening
+
 # Runs the command to its end: (*arguments, **environment).
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -44,7 +46,6 @@ class Server:
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -61,30 +62,17 @@ class Server:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._ready.set()
-        await self._stop.wait()
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        async with listening(self._connection) as addr:
+            self.url = f"http://{addr}"
+            self._ready.set()
+            await self._stop.wait()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-                headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
-                await self._answer(head[0].split(" ")[1], headers, body, writer)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            await self._answer(head[0].split(" ")[1], headers, body, writer)
 
     async def _answer(self, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
         if path.endswith("/models"):

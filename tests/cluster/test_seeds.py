@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from runtime_util import eventually, free_port, local_system, run
+from tcp_server import listening
 
 import pulsing as pul
 from pulsing._core import seed_places
@@ -38,25 +39,20 @@ async def forward(port: int) -> AsyncIterator[int]:
     """A port that leads to another one, as NAT and the ports of a container do."""
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+        try:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(data)
+                    await writer.drain()
+        finally:
+            writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            writer.close()
-            return
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(pipe(reader, far_writer), pipe(far_reader, writer))
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
+    async with listening(serve) as addr:
+        yield int(addr.rpartition(":")[2])
 
 
 @pytest.mark.parametrize("listened", ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"])

@@ -6,6 +6,8 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from tcp_server import listening
+
 TEXT = "Grüße 😀 日本"
 PIECES = ("Grüße ", "😀 ", "日本")
 ARGUMENTS = ('{"a":', "1}")
@@ -105,26 +107,12 @@ def whole(profile: str, case: str) -> dict[str, Any]:
 async def engine(profile: str) -> AsyncIterator[str]:
     """A server that answers by the last message; what it streams is cut into small pieces. Gives its URL."""
 
-    connections: set[asyncio.StreamWriter] = set()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await _serve(profile, reader, writer)
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(writer)
-        try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                while True:
-                    await _serve(profile, reader, writer)
-        finally:
-            connections.discard(writer)
-            writer.transport.abort()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()[:2]
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.close()
-        for writer in list(connections):
-            writer.transport.abort()
+    async with listening(serve) as addr:
+        yield f"http://{addr}"
 
 
 async def _serve(profile: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

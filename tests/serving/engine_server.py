@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from tcp_server import listening
 
 
 @dataclass
@@ -46,26 +49,8 @@ class EngineServer:
 
     @contextlib.asynccontextmanager
     async def running(self, port: int = 0) -> AsyncIterator[EngineServer]:
-        connections: set[asyncio.StreamWriter] = set()
-
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            connections.add(writer)
-            try:
-                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                    await self._serve(reader, writer)
-            finally:
-                connections.discard(writer)
-                writer.transport.abort()
-
-        server = await asyncio.start_server(connected, "127.0.0.1", port, ssl=self.tls)
-        host, bound = server.sockets[0].getsockname()[:2]
-        self.addr = f"{host}:{bound}"
-        try:
+        async with listening(self._serve, port, self.tls) as self.addr:
             yield self
-        finally:
-            server.close()
-            for writer in list(connections):
-                writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -152,6 +137,22 @@ def _answer(writer: asyncio.StreamWriter, status: int, body: Any) -> None:
     kind, data = ("text/plain", body) if isinstance(body, str) else ("application/json", json.dumps(body))
     raw = data.encode()
     writer.write(f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw)
+
+
+@contextlib.asynccontextmanager
+async def engine_process(port: int, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """This file as a process that listens: what stands on its command line."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = (sys.executable, __file__, str(port), *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    try:
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), 20) == b"ready\n"
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 async def main() -> None:

@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from engine_server import EngineServer
+from engine_server import EngineServer, engine_process
 from router_kit import ready, system, until
 
 from pulsing.serving import EngineWorker, start_router, stop_router
@@ -100,21 +98,12 @@ def test_a_version_that_cannot_be_read_is_none(body: bytes) -> None:
 
 
 @contextlib.asynccontextmanager
-async def engine_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def slow_engine() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A server in a process of its own, and where it listens."""
     async with EngineServer().running() as probe:
         addr = probe.addr
-    server = Path(__file__).parent / "engine_server.py"
-    arguments = (str(server), addr.rpartition(":")[2], MODEL, "0.02")
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 20) == b"ready\n"
+    async with engine_process(int(addr.rpartition(":")[2]), MODEL, "0.02") as process:
         yield process, f"http://{addr}"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 async def metric(url: str, name: str) -> int:
@@ -151,7 +140,7 @@ def test_s4_an_engine_that_dies_or_hangs_costs_its_greedy_streams_nothing(deed: 
             stack.push_async_callback(stop_router, runner, 1)
             engines = []
             for _ in range(2):
-                process, url = await stack.enter_async_context(engine_process())
+                process, url = await stack.enter_async_context(slow_engine())
                 engines.append((process, url))
                 own = await stack.enter_async_context(system(node.addr))
                 await own.spawn(EngineWorker(url, **FAST), name="worker")

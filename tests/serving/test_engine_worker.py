@@ -18,9 +18,10 @@ from typing import Any
 
 import openai
 import pytest
-from engine_server import EngineServer
+from engine_server import EngineServer, engine_process
 from protocol import describe, generate
 from router_kit import chat, http, ready, system, until
+from tcp_server import listening
 
 from pulsing import _core
 from pulsing.core import ActorSystem
@@ -80,22 +81,6 @@ async def says(addr: str, text: str) -> None:
         return told["code"] == 503 and text in told.get("detail", "")
 
     await until(f"/ready says {text!r}", explained)
-
-
-@contextlib.asynccontextmanager
-async def engine_process(port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    server = Path(__file__).parent / "engine_server.py"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(server), str(port), MODEL, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 20) == b"ready\n"
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 def free_port() -> int:
@@ -173,8 +158,8 @@ def test_s5_a_server_that_hangs_is_off_the_road_within_three_seconds_and_loses_n
         async with (
             system() as node,
             system(node.addr) as other,
-            engine_process(ports[0]) as hung,
-            engine_process(ports[1]),
+            engine_process(ports[0], MODEL) as hung,
+            engine_process(ports[1], MODEL),
         ):
             runner = await start_router(node, "127.0.0.1", 0, "alias", scheduler_type="round_robin")
             try:
@@ -218,7 +203,7 @@ def test_a_killed_engine_leaves_routing_and_comes_back() -> None:
             await node.spawn(EngineWorker(f"http://127.0.0.1:{port}"), name="worker")
             await says(runner.addr, "loading (")
             await says(runner.addr, "its engine: cannot connect")
-            async with engine_process(port) as process:
+            async with engine_process(port, MODEL) as process:
                 await ready(runner.addr)
                 assert (await chat(runner.addr, "one"))[0] == 200
                 process.send_signal(signal.SIGKILL)
@@ -228,7 +213,7 @@ def test_a_killed_engine_leaves_routing_and_comes_back() -> None:
                 status, answer = await chat(runner.addr, "two")
                 assert status == 503
                 assert answer["error"]["message"].startswith("No available workers")
-            async with engine_process(port) as process:
+            async with engine_process(port, MODEL) as process:
                 back = time.monotonic()
                 await ready(runner.addr)
                 assert time.monotonic() - back < 3
@@ -573,13 +558,11 @@ def test_answers_of_all_kinds(raw: bytes, answer: Any) -> None:
     async def test() -> None:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
-            with contextlib.suppress(OSError):
-                writer.write(raw)
-                await writer.drain()
-            writer.close()
+            writer.write(raw)
+            await writer.drain()
 
-        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
-            url = Url.parse("http://{}:{}".format(*server.sockets[0].getsockname()[:2]))
+        async with listening(connected) as addr:
+            url = Url.parse(f"http://{addr}")
             if isinstance(answer, tuple):
                 assert await get(url, "/x", {}, 5) == answer
             else:
@@ -593,10 +576,9 @@ def test_a_silent_server_is_a_timeout() -> None:
     async def test() -> None:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
-            writer.close()
 
-        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
-            url = Url.parse("http://{}:{}".format(*server.sockets[0].getsockname()[:2]))
+        async with listening(connected) as addr:
+            url = Url.parse(f"http://{addr}")
             with pytest.raises(TimeoutError):
                 await get(url, "/x", {}, 0.05)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from router_kit import CHAT, Scripted, chat, http, ready, system, until
+from tcp_server import listening
 
 from pulsing.serving import start_router, stop_router
 
@@ -25,7 +26,6 @@ class Collector:
             self.spans += [(service, span) for scope in resource["scopeSpans"] for span in scope["spans"]]
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
         await writer.drain()
-        writer.close()
 
     def of(self, service: str) -> list[dict[str, Any]]:
         return [span for name, span in self.spans if name == service]
@@ -36,9 +36,8 @@ def test_s7_a_workers_span_hangs_below_the_routers(monkeypatch: pytest.MonkeyPat
 
     async def run() -> None:
         collector = Collector()
-        server = await asyncio.start_server(collector.connected, "127.0.0.1", 0)
-        monkeypatch.setenv("PULSING_OTLP_ENDPOINT", "http://{}:{}".format(*server.sockets[0].getsockname()))
-        async with server, system() as first, system(first.addr) as second:
+        async with listening(collector.connected) as addr, system() as first, system(first.addr) as second:
+            monkeypatch.setenv("PULSING_OTLP_ENDPOINT", f"http://{addr}")
             runner = await start_router(first, "127.0.0.1", 0, "alias", access_log=str(log))
             await second.spawn(Scripted(), name="worker")
             await ready(runner.addr)
