@@ -34,6 +34,16 @@ def how_to_get(program: str) -> str:
     return f"no program {program} on PATH: {provider}{own_place}"
 
 
+def _given(*flags: tuple[str, object]) -> list[str]:
+    """Flags with their values; those whose value is None are left to the engine."""
+    return [word for flag, value in flags if value is not None for word in (flag, str(value))]
+
+
+def _unless_one(*flags: tuple[str, int]) -> list[str]:
+    """Flags of sizes; those of 1 are every engine's default."""
+    return _given(*((flag, size if size != 1 else None) for flag, size in flags))
+
+
 def vllm_command(
     *,
     model: str,
@@ -74,10 +84,9 @@ def vllm_command(
     """
     argv = [*program, *([model] if program[-1] == "serve" else ["--model", model]), "--host", host, "--port", str(port)]
     argv += ["--tensor-parallel-size", str(tensor_parallel_size)]
-    if pipeline_parallel_size != 1:
-        argv += ["--pipeline-parallel-size", str(pipeline_parallel_size)]
-    if data_parallel_size != 1:
-        argv += ["--data-parallel-size", str(data_parallel_size)]
+    argv += _unless_one(
+        ("--pipeline-parallel-size", pipeline_parallel_size), ("--data-parallel-size", data_parallel_size)
+    )
     if nnodes > 1:
         if master_addr is None or master_port is None:
             raise ValueError("an engine on several nodes needs master_addr and master_port")
@@ -85,12 +94,11 @@ def vllm_command(
         argv += ["--master-addr", master_addr, "--master-port", str(master_port)]
         if node_rank > 0:
             argv += ["--headless"]
-    if served_model_name is not None:
-        argv += ["--served-model-name", served_model_name]
-    if max_model_len is not None:
-        argv += ["--max-model-len", str(max_model_len)]
-    if gpu_memory_utilization is not None:
-        argv += ["--gpu-memory-utilization", str(gpu_memory_utilization)]
+    argv += _given(
+        ("--served-model-name", served_model_name),
+        ("--max-model-len", max_model_len),
+        ("--gpu-memory-utilization", gpu_memory_utilization),
+    )
     return [*argv, *extra]
 
 
@@ -145,11 +153,9 @@ def sglang_command(
     """
     argv = [*program, "--model-path", model, "--host", host, "--port", str(port)]
     argv += ["--tp-size", str(tp_size)]
-    for flag, size in (("--pp-size", pp_size), ("--dp-size", dp_size), ("--ep-size", ep_size)):
-        if size != 1:
-            argv += [flag, str(size)]
+    argv += _unless_one(("--pp-size", pp_size), ("--dp-size", dp_size), ("--ep-size", ep_size))
     argv += ["--nnodes", str(nnodes), "--node-rank", str(node_rank)]
-    optional: tuple[tuple[str, object], ...] = (
+    argv += _given(
         ("--dist-init-addr", dist_init_addr),
         ("--nccl-port", nccl_port),
         ("--base-gpu-id", base_gpu_id),
@@ -161,9 +167,6 @@ def sglang_command(
         ("--mem-fraction-static", mem_fraction_static),
         ("--device", device),
     )
-    for flag, value in optional:
-        if value is not None:
-            argv += [flag, str(value)]
     return [*argv, *extra]
 
 
@@ -193,12 +196,9 @@ def transformers_command(
         extra: further arguments, as they are.
     """
     argv = [*program, model, "--host", host, "--port", str(port), "--device", device]
-    if dtype is not None:
-        argv += ["--dtype", dtype]
+    argv += _given(("--dtype", dtype), ("--attn-implementation", attn_implementation))
     if continuous_batching is not None:
         argv += ["--continuous-batching" if continuous_batching else "--no-continuous-batching"]
-    if attn_implementation is not None:
-        argv += ["--attn-implementation", attn_implementation]
     return [*argv, *extra]
 
 
@@ -231,15 +231,12 @@ def llama_cpp_command(
     """
     argv = [*program, "--model" if model.endswith(".gguf") else "--hf-repo", model]
     argv += ["--host", host, "--port", str(port), "--n-gpu-layers", str(n_gpu_layers)]
-    optional: tuple[tuple[str, object], ...] = (
+    argv += _given(
         ("--ctx-size", ctx_size),
         ("--parallel", parallel),
         ("--threads", threads),
         ("--alias", alias),
     )
-    for flag, value in optional:
-        if value is not None:
-            argv += [flag, str(value)]
     return [*argv, *extra]
 
 
@@ -267,13 +264,9 @@ def pulsing_router_command(
         extra: further constructor arguments.
     """
     argv = ["pulsing", "actor", "pulsing.serving.Router", "--addr", addr, "--name", name]
-    if seeds is not None:
-        argv += ["--seeds", seeds]
+    argv += _given(("--seeds", seeds))
     argv += ["--", "--http_host", http_host, "--http_port", str(http_port)]
-    if model_name is not None:
-        argv += ["--model_name", model_name]
-    if worker_name is not None:
-        argv += ["--worker_name", worker_name]
+    argv += _given(("--model_name", model_name), ("--worker_name", worker_name))
     return [*argv, *extra]
 
 
@@ -312,8 +305,7 @@ def sglang_router_command(
             argv += ["--decode", url]
     elif worker_urls:
         argv += ["--worker-urls", *worker_urls]
-    if policy is not None:
-        argv += ["--policy", policy]
+    argv += _given(("--policy", policy))
     return [*argv, *extra]
 
 
