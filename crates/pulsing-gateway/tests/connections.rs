@@ -184,6 +184,59 @@ async fn s4_a_client_that_half_closes_and_leaves_later_stops_generation_too() {
 }
 
 #[tokio::test]
+async fn s4_a_client_that_sent_its_next_request_ahead_and_left_stops_generation_too() {
+    let cluster = FakeCluster::new();
+    let (worker, go) = stepped(&cluster);
+    let gateway = cluster.gateway(|_| {}).await;
+    // More than is read ahead: some of it stays with the kernel.
+    let long = format!("{}{}", " ".repeat(30_000), CHAT);
+    let mut count = 0;
+    for (first, ahead) in [(CHAT, CHAT), (STREAM, CHAT), (CHAT, &long)] {
+        for (version, begun) in [("HTTP/1.1", 0), ("HTTP/1.1", 1), ("HTTP/1.0\r\nconnection: keep-alive", 0)] {
+            go.send_replace(begun);
+            count += 1;
+            let mut stream = TcpStream::connect(gateway.addr()).await.unwrap();
+            stream.write_all(&request(version, first)).await.unwrap();
+            until("the worker has it", || worker.asked() == count).await;
+            stream.write_all(&request("HTTP/1.1", ahead)).await.unwrap();
+            if first == STREAM && begun == 1 {
+                stream.read_exact(&mut [0; 200]).await.unwrap();
+            }
+            let left = Instant::now();
+            drop(stream);
+            let what = format!("{version} {begun} {} {} cancelled", first.len(), ahead.len());
+            until(&what, || worker.cancelled.load(Ordering::SeqCst) == count).await;
+            assert!(left.elapsed() < Duration::from_secs(3), "{:?}", left.elapsed());
+        }
+    }
+    assert_eq!(worker.asked(), count);
+}
+
+#[tokio::test]
+async fn s4_a_client_that_sent_its_next_request_ahead_and_half_closed_gets_both_answers() {
+    let cluster = FakeCluster::new();
+    let (worker, go) = stepped(&cluster);
+    let gateway = cluster.gateway(|_| {}).await;
+    let mut stream = TcpStream::connect(gateway.addr()).await.unwrap();
+    stream.write_all(&request("HTTP/1.1", STREAM)).await.unwrap();
+    until("the worker has it", || worker.asked() == 1).await;
+    stream.write_all(&request("HTTP/1.1", CHAT)).await.unwrap();
+    stream.shutdown().await.unwrap();
+    // Until the Router has seen the end.
+    let mut interim = [0; 25];
+    stream.read_exact(&mut interim).await.unwrap();
+    assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
+    for step in 1..=3 {
+        go.send_replace(step);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let answers = rest(&mut stream).await;
+    assert!(answers.contains("data: [DONE]\n\n"), "{answers}");
+    assert!(answers.ends_with('}') && answers.contains("\"finish_reason\":\"stop\""), "{answers}");
+    assert_eq!((worker.asked(), worker.cancelled.load(Ordering::SeqCst)), (2, 0));
+}
+
+#[tokio::test]
 async fn s4_a_client_that_goes_in_the_middle_of_its_request_holds_nothing() {
     let cluster = FakeCluster::new();
     cluster.worker(hello);

@@ -18,7 +18,7 @@ use hyper::{Response, Version};
 use super::body::{Aborted, Body};
 
 /// Quiet for this long, a connection may go. Clients that mean to go on do so at once.
-const QUIET: Duration = Duration::from_secs(1);
+pub(super) const QUIET: Duration = Duration::from_secs(1);
 /// How often a connection that is to go is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -31,16 +31,18 @@ pub(super) struct Traffic {
     http2: AtomicBool,
 }
 
-impl Traffic {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self {
+impl Default for Traffic {
+    fn default() -> Self {
+        Self {
             opened: Instant::now(),
             requests: AtomicU32::new(0),
             ended: AtomicU64::new(0),
             http2: AtomicBool::new(false),
-        })
+        }
     }
+}
 
+impl Traffic {
     /// Counts a request until the body of its answer is gone.
     pub(super) fn begin(self: &Arc<Self>, version: Version) -> Request {
         self.requests.fetch_add(1, Ordering::AcqRel);
@@ -51,14 +53,19 @@ impl Traffic {
         Request { traffic: Arc::clone(self), http2 }
     }
 
+    /// For how long nothing has been under way; `None` while something is.
+    pub(super) fn idle(&self) -> Option<Duration> {
+        let ended = self.opened + Duration::from_millis(self.ended.load(Ordering::Acquire));
+        (self.requests.load(Ordering::Acquire) == 0).then(|| ended.elapsed())
+    }
+
     /// Returns when the connection of a closing gateway may go: at once where the protocol itself tells the client what
     /// was taken (HTTP/2), else when it has been quiet for a second, or for `patience` if that is less.
     pub(super) async fn quiet(&self, patience: Duration) {
         let (since, patience) = (Instant::now(), patience.min(QUIET));
         loop {
-            let ended = self.opened + Duration::from_millis(self.ended.load(Ordering::Acquire));
-            let idle = self.requests.load(Ordering::Acquire) == 0;
-            if self.http2.load(Ordering::Relaxed) || (idle && since.max(ended).elapsed() >= patience) {
+            let quiet = self.idle().is_some_and(|idle| idle.min(since.elapsed()) >= patience);
+            if self.http2.load(Ordering::Relaxed) || quiet {
                 return;
             }
             tokio::time::sleep(LOOK).await;

@@ -1,7 +1,7 @@
 //! Sockets and connections.
 
 use std::convert::Infallible;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::pin;
@@ -16,12 +16,10 @@ use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use pulsing_core::seldom::Seldom;
 
-use super::drain::Traffic;
-use super::peer::Peer;
+use super::open::{Open, Shown};
 use super::record::{Record, Recorded};
 use super::socket::{Socket, Tcp};
 use super::steady::Steady;
@@ -37,6 +35,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const TLS_RECORD: u8 = 0x16;
 /// What is read ahead of one connection, in bytes: hyper's own default.
 const BUFFER: usize = 8192 + 4096 * 100;
+/// After an accept that failed.
+const PAUSE: Duration = Duration::from_millis(50);
 /// Connections the kernel holds for us until they are accepted.
 const BACKLOG: u32 = 4096;
 
@@ -72,37 +72,43 @@ fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
 /// Accepts until the gateway closes, then waits for connections as long as `grace` says.
 pub(super) async fn serve(listener: TcpListener, core: Arc<Core>, grace: watch::Receiver<Duration>) {
     let mut closing = core.closing.subscribe();
-    let mut connections = JoinSet::new();
+    let mut open = Open::default();
     let mut failures = Seldom::default();
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, Arc::clone(&core), grace.clone()));
-                }
-                Err(error) => {
-                    // Out of descriptors: the next accept would fail the same way at once.
-                    if let Some(more) = failures.due() {
-                        tracing::warn!(%error, more, "cannot accept a connection; if too many files are open, raise `ulimit -n`");
+            accepted = listener.accept() => {
+                let accepted = accepted.map(|(stream, _)| stream);
+                let full = open.make_room(accepted.as_ref());
+                match accepted {
+                    Ok(stream) => admit(&mut open, stream, &core, &grace),
+                    Err(error) => {
+                        if !full && let Some(more) = failures.due() {
+                            tracing::warn!(%error, more, "cannot accept a connection");
+                        }
+                        // The next accept would fail the same way at once, unless somebody goes.
+                        let _ = tokio::time::timeout(PAUSE, async { if !open.ended().await { pending().await } }).await;
                     }
-                    tokio::time::sleep(Duration::from_millis(50)).await;
                 }
-            },
-            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            }
+            true = open.ended(), if open.count() > 0 => {}
             () = closed(&mut closing) => break,
         }
     }
     for stream in waiting(listener) {
-        connections.spawn(connection(stream, Arc::clone(&core), grace.clone()));
+        admit(&mut open, stream, &core, &grace);
     }
     let grace = *grace.borrow();
-    let drained = tokio::time::timeout(grace, async { while connections.join_next().await.is_some() {} }).await;
+    let drained = tokio::time::timeout(grace, async { while open.ended().await {} }).await;
     if drained.is_err() {
-        tracing::warn!(cut = connections.len(), "connections were still busy at the end of the grace period");
+        tracing::warn!(cut = open.count(), "connections were still busy at the end of the grace period");
         core.cutting.send_replace(true);
-        let all = async { while connections.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(LAST_WORDS, all).await;
+        let _ = tokio::time::timeout(LAST_WORDS, async { while open.ended().await {} }).await;
     }
+}
+
+fn admit(open: &mut Open, stream: TcpStream, core: &Arc<Core>, grace: &watch::Receiver<Duration>) {
+    let shown = Shown::default();
+    open.add(shown.clone(), connection(stream, Arc::clone(core), grace.clone(), shown));
 }
 
 /// The guard that `wait_for` returns must not live across an await.
@@ -124,13 +130,13 @@ fn waiting(listener: TcpListener) -> Vec<TcpStream> {
     found
 }
 
-async fn connection(stream: TcpStream, core: Arc<Core>, grace: watch::Receiver<Duration>) {
+async fn connection(stream: TcpStream, core: Arc<Core>, grace: watch::Receiver<Duration>, shown: Shown) {
     // Small events on a socket that waits for acknowledgements cost 40 ms a stream.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY refused");
     }
     let Some(tls) = core.tls.clone() else {
-        return serve_connection(stream, core, grace).await;
+        return serve_connection(stream, core, grace, shown).await;
     };
     let handshake = async {
         let mut first = [0];
@@ -144,13 +150,13 @@ async fn connection(stream: TcpStream, core: Arc<Core>, grace: watch::Receiver<D
         tls.acceptor().accept(stream).await
     };
     match tokio::time::timeout(HANDSHAKE, handshake).await {
-        Ok(Ok(stream)) => serve_connection(stream, core, grace).await,
+        Ok(Ok(stream)) => serve_connection(stream, core, grace, shown).await,
         Ok(Err(error)) => tracing::debug!(%error, "no TLS connection came about"),
         Err(_) => tracing::debug!("a TLS handshake took too long"),
     }
 }
 
-async fn serve_connection<S>(stream: S, core: Arc<Core>, grace: watch::Receiver<Duration>)
+async fn serve_connection<S>(stream: S, core: Arc<Core>, grace: watch::Receiver<Duration>, shown: Shown)
 where
     S: AsyncRead + AsyncWrite + Tcp + Unpin + Send + 'static,
 {
@@ -170,8 +176,7 @@ where
         .max_concurrent_streams(1024)
         .max_header_list_size(u32::try_from(config.max_header_bytes).unwrap_or(u32::MAX));
     let mut closing = core.closing.subscribe();
-    let traffic = Traffic::new();
-    let peer = Arc::new(Peer::default());
+    let Shown { traffic, peer } = shown;
     let counted = Arc::clone(&core);
     let refused = Box::new(move |status| counted.placement.metrics.request(Route::Other, status));
     let socket = Socket::new(stream, Arc::clone(&peer), refused);

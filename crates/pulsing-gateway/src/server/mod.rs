@@ -6,6 +6,7 @@ mod drain;
 mod events;
 mod head;
 mod listen;
+mod open;
 mod peer;
 mod receive;
 mod record;

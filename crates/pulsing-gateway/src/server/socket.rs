@@ -5,13 +5,13 @@
 //! what is no HTTP at all is answered in the API's own shape.
 
 use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
@@ -49,11 +49,19 @@ impl Tcp for tokio_rustls::server::TlsStream<TcpStream> {
     }
 }
 
+/// Whether the kernel knows that the client sends no more, whatever of it is still to be read.
+fn is_ended(tcp: &TcpStream) -> bool {
+    let ready = pin!(tcp.ready(Interest::READABLE)).poll(&mut Context::from_waker(Waker::noop()));
+    matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed())
+}
+
 /// Counts answers that no request of ours led to: the status.
 pub(super) type Refused = Box<dyn Fn(u16) + Send>;
 
 /// The client has closed its sending side.
 struct HalfClosed {
+    /// All that it sent before that has been read.
+    read: bool,
     timer: Pin<Box<Sleep>>,
     pause: Duration,
     /// When something was written last that a closed client would have refused.
@@ -67,10 +75,29 @@ struct HalfClosed {
     patience: u8,
 }
 
+impl HalfClosed {
+    fn new(waker: &Waker) -> Self {
+        Self {
+            read: false,
+            timer: Box::pin(tokio::time::sleep(LOOK_MIN)),
+            pause: LOOK_MIN,
+            probed: None,
+            between: PROBE,
+            rest: &[],
+            waker: waker.clone(),
+            patience: PATIENCE,
+        }
+    }
+}
+
 pub(super) struct Socket<S> {
     inner: S,
     peer: Arc<Peer>,
     half: Option<HalfClosed>,
+    /// The server waits for what the client sends, and so hears its end.
+    listening: bool,
+    /// When to look for that end where it does not.
+    look: Option<Pin<Box<Sleep>>>,
     /// Bytes of a response did not fit in the socket: nothing may be put in between.
     blocked: bool,
     /// Bytes of the next answer's beginning that are out already.
@@ -82,7 +109,28 @@ pub(super) struct Socket<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> Socket<S> {
     pub(super) fn new(inner: S, peer: Arc<Peer>, refused: Refused) -> Self {
-        Self { inner, peer, half: None, blocked: false, ahead: 0, instead: None, refused }
+        Self { inner, peer, half: None, listening: false, look: None, blocked: false, ahead: 0, instead: None, refused }
+    }
+
+    /// Whether a client is gone that has sent its next request ahead: the server keeps that one, and reads no further
+    /// until the answer is out.
+    fn look(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if !matches!(self.peer.stage(), Stage::Waiting | Stage::WaitingPlainly | Stage::Answering) {
+            self.look = None;
+            return Ok(());
+        }
+        while self.half.is_none() {
+            let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_MAX)));
+            if look.as_mut().poll(cx).is_pending() {
+                return Ok(());
+            }
+            self.look = None;
+            self.half = is_ended(self.inner.tcp()).then(|| HalfClosed::new(cx.waker()));
+        }
+        match self.poll_gone(cx) {
+            Poll::Ready(gone) => gone,
+            Poll::Pending => Ok(()),
+        }
     }
 
     /// Whether the client that sends no more is gone.
@@ -148,7 +196,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> Socket<S> {
         Poll::Ready(Ok(0))
     }
     /// Notes what the server says by itself about a request that it could not read.
-    fn look(&mut self, buf: &[u8]) {
+    fn note(&mut self, buf: &[u8]) {
         if let Some(status) = respond::bare_error(buf) {
             (self.refused)(status);
             self.instead = Some((respond::unreadable(status), buf.len()));
@@ -158,24 +206,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> Socket<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> AsyncRead for Socket<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.half.is_some() {
+        if self.half.as_ref().is_some_and(|half| half.read) {
             return self.poll_gone(cx);
         }
         let before = buf.filled().len();
-        ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+        let read = Pin::new(&mut self.inner).poll_read(cx, buf);
+        self.listening = read.is_pending();
+        ready!(read)?;
         if buf.filled().len() > before || buf.remaining() == 0 || self.peer.stage() == Stage::Idle {
             return Poll::Ready(Ok(()));
         }
-        let (timer, pause) = (Box::pin(tokio::time::sleep(LOOK_MIN)), LOOK_MIN);
-        self.half = Some(HalfClosed {
-            timer,
-            pause,
-            probed: None,
-            between: PROBE,
-            rest: &[],
-            waker: cx.waker().clone(),
-            patience: PATIENCE,
-        });
+        // From now on its end is looked for here.
+        self.listening = true;
+        self.half.get_or_insert_with(|| HalfClosed::new(cx.waker())).read = true;
         self.poll_gone(cx)
     }
 }
@@ -204,7 +247,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> AsyncWrite for Socket<S> {
             && socket.instead.is_none()
             && !socket.blocked
         {
-            socket.look(one);
+            socket.note(one);
         }
         if socket.instead.is_some() {
             return socket.poll_instead(cx);
@@ -228,7 +271,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Tcp> AsyncWrite for Socket<S> {
             // The answer is out: now the end of what the client sends is the end.
             half.waker.wake_by_ref();
         }
-        Poll::Ready(Ok(()))
+        Poll::Ready(if self.listening { Ok(()) } else { self.look(cx) })
     }
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_shutdown(cx)

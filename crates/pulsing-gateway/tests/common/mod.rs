@@ -439,7 +439,10 @@ pub struct Client {
 
 impl Client {
     pub async fn connect(gateway: &Gateway) -> Self {
-        Self { stream: TcpStream::connect(gateway.addr()).await.unwrap(), buffer: Vec::new() }
+        Self::over(TcpStream::connect(gateway.addr()).await.unwrap())
+    }
+    pub fn over(stream: TcpStream) -> Self {
+        Self { stream, buffer: Vec::new() }
     }
     pub async fn write(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).await.unwrap();
