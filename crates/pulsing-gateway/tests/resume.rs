@@ -1,4 +1,4 @@
-//! Streams that lose their Worker in the middle (S4).
+//! Streams that lose their Worker in the middle (S4), or whose Worker hangs there (S5).
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{Ask, Client, FakeCluster, FakeWorker, Response, get, post, send, until};
+use common::{Ask, CHAT, Client, FakeCluster, FakeWorker, Response, fail, get, post, send, until};
 use pulsing_gateway::protocol::{Delta, Usage};
 use pulsing_gateway::{Gateway, GatewayConfig};
 
@@ -171,6 +171,170 @@ async fn test_s4_a_greedy_stream_is_taken_from_a_worker_that_hangs() {
     assert_eq!((stranger.asked(), other.asked()), (0, 1));
     until("it is told to stop", || hung.cancelled.load(Ordering::SeqCst) == 1).await;
     go.store(FREE, Ordering::SeqCst);
+}
+
+fn quick(config: &mut GatewayConfig) {
+    config.worker_silence = Duration::from_millis(300);
+    config.worker_standstill = Duration::from_millis(400);
+    config.worker_wait = Duration::from_millis(50);
+}
+
+async fn counted(gateway: &Gateway, lines: &[&str]) {
+    let metrics = get(gateway, "/metrics").await.body;
+    for line in lines {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+}
+
+const KEPT: [&str; 3] = [
+    "pulsing_router_retries_total{reason=\"taken_back\"} 0",
+    "pulsing_router_resumed_streams_total 0",
+    "pulsing_router_broken_streams_total 0",
+];
+const TAKEN_BACK: [&str; 5] = [
+    "pulsing_router_retries_total{reason=\"taken_back\"} 1",
+    "pulsing_router_retries_total{reason=\"lost\"} 0",
+    "pulsing_router_resumed_streams_total 1",
+    "pulsing_router_broken_streams_total 0",
+    "pulsing_router_in_flight 0",
+];
+
+#[tokio::test]
+async fn test_s5_a_worker_that_wakes_before_another_one_answers_keeps_its_stream() {
+    let extra = r#""temperature":0"#;
+    let expected = undisturbed(extra).await;
+    let cluster = FakeCluster::new();
+    let (hung, go) = counting(&cluster, &ALIKE, 5);
+    let gateway = cluster.gateway(quick).await;
+    let (client, seen) = begun(&gateway, &body(extra), 5).await;
+    let (late, _) = counting(&cluster, &ALIKE, 5);
+    hung.hush(true);
+    until("another one is asked", || late.asked() == 1).await;
+    assert_eq!(hung.cancelled.load(Ordering::SeqCst), 0, "it may wake");
+    go.store(6, Ordering::SeqCst);
+    until("the other one is told to stop", || late.cancelled.load(Ordering::SeqCst) == 1).await;
+    hung.hush(false);
+    go.store(FREE, Ordering::SeqCst);
+    assert_eq!(comparable(&rest(client, seen).await), expected);
+    counted(&gateway, &KEPT).await;
+}
+
+#[tokio::test]
+async fn test_s5_a_worker_that_wakes_before_another_one_answers_keeps_an_answer_that_is_no_stream() {
+    let cluster = FakeCluster::new();
+    let (hung, go) = counting(&cluster, &ALIKE, 5);
+    let gateway = cluster.gateway(quick).await;
+    let mut client = Client::connect(&gateway).await;
+    client.post("/v1/chat/completions", CHAT).await;
+    let first = "pulsing_router_time_to_first_token_seconds_count 1";
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while !get(&gateway, "/metrics").await.body.contains(first) {
+        assert!(std::time::Instant::now() < end, "it has not begun");
+    }
+    let (late, _) = counting(&cluster, &ALIKE, 0);
+    hung.hush(true);
+    until("another one is asked", || late.asked() == 1).await;
+    assert_eq!(hung.cancelled.load(Ordering::SeqCst), 0, "it may wake");
+    go.store(FREE, Ordering::SeqCst);
+    let response = client.response(true).await;
+    let said = response.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert_eq!(said, (0..WORDS).map(|at| format!("w{at} ")).collect::<String>());
+    until("the other one is told to stop", || late.cancelled.load(Ordering::SeqCst) == 1).await;
+    counted(&gateway, &KEPT[..1]).await;
+}
+
+#[tokio::test]
+async fn test_s5_a_worker_that_dies_while_another_one_is_asked_costs_nothing_either() {
+    let extra = r#""temperature":0"#;
+    let expected = undisturbed(extra).await;
+    let cluster = FakeCluster::new();
+    let (hung, _) = counting(&cluster, &ALIKE, 5);
+    let gateway = cluster.gateway(quick).await;
+    let (client, seen) = begun(&gateway, &body(extra), 5).await;
+    let (late, go) = counting(&cluster, &ALIKE, 5);
+    hung.hush(true);
+    until("another one is asked", || late.asked() == 1).await;
+    hung.die();
+    go.store(FREE, Ordering::SeqCst);
+    assert_eq!(comparable(&rest(client, seen).await), expected);
+    assert_eq!(late.asked(), 1);
+    counted(&gateway, &["pulsing_router_resumed_streams_total 1", "pulsing_router_broken_streams_total 0"]).await;
+}
+
+#[tokio::test]
+async fn test_s5_a_stream_whose_relief_fails_waits_for_its_worker_and_for_who_comes() {
+    let extra = r#""temperature":0"#;
+    let expected = undisturbed(extra).await;
+    for wakes in [true, false] {
+        let cluster = FakeCluster::new();
+        let (hung, go) = counting(&cluster, &ALIKE, 5);
+        let gateway = cluster.gateway(quick).await;
+        let (client, seen) = begun(&gateway, &body(extra), 5).await;
+        let mut metadata = vec![("kind", "worker"), ("protocol", "1..1"), ("model", "tiny"), ("state", "ready")];
+        metadata.extend_from_slice(&ALIKE);
+        let refuses =
+            cluster.worker_with("worker", &metadata, |ask: Ask| async { fail(ask.responder, 400, "not this") });
+        hung.hush(true);
+        until("it refuses", || refuses.asked() == 1).await;
+        assert_eq!(hung.cancelled.load(Ordering::SeqCst), 0);
+        if wakes {
+            go.store(FREE, Ordering::SeqCst);
+        } else {
+            cluster.remove(&refuses);
+            counting(&cluster, &ALIKE, FREE);
+        }
+        assert_eq!(comparable(&rest(client, seen).await), expected, "{wakes}");
+        counted(&gateway, if wakes { &KEPT } else { &TAKEN_BACK }).await;
+    }
+}
+
+#[tokio::test]
+async fn test_s5_a_stream_goes_on_elsewhere_when_nothing_comes_though_its_worker_says_it_serves() {
+    let extra = r#""temperature":0"#;
+    let expected = undisturbed(extra).await;
+    let cluster = FakeCluster::new();
+    let (hung, _) = counting(&cluster, &ALIKE, 5);
+    // While it gets on with something, this stream may have to wait for its turn.
+    hung.report(|load| load.running = 1);
+    let gateway = cluster.gateway(quick).await;
+    let (client, seen) = begun(&gateway, &body(extra), 5).await;
+    let (other, _) = counting(&cluster, &ALIKE, FREE);
+    let told = hung.told.load(Ordering::SeqCst);
+    until("it has said so for longer than it may stand still", || hung.told.load(Ordering::SeqCst) > told + 8).await;
+    assert_eq!(other.asked(), 0);
+    hung.report(|load| load.running = 0);
+    assert_eq!(comparable(&rest(client, seen).await), expected);
+    until("it is told to stop", || hung.cancelled.load(Ordering::SeqCst) == 1).await;
+    counted(&gateway, &TAKEN_BACK).await;
+}
+
+#[tokio::test]
+async fn test_s5_a_slow_worker_keeps_its_stream_whatever_it_says_of_itself() {
+    let extra = r#""temperature":0"#;
+    let expected = undisturbed(extra).await;
+    let cluster = FakeCluster::new();
+    let mut metadata = vec![("kind", "worker"), ("protocol", "1..1"), ("model", "tiny"), ("state", "ready")];
+    metadata.extend_from_slice(&ALIKE);
+    // Between two words it needs longer than it may be silent.
+    let slow = cluster.worker_with("worker", &metadata, |ask: Ask| async move {
+        let allowed = Arc::new(AtomicUsize::new(2));
+        let opened = Arc::clone(&allowed);
+        let opening = tokio::spawn(async move {
+            for pause in [250, 400, 400] {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                opened.fetch_add(1, Ordering::SeqCst);
+            }
+            opened.store(FREE, Ordering::SeqCst);
+        });
+        count(ask, &allowed).await;
+        opening.abort();
+    });
+    let gateway = cluster.gateway(quick).await;
+    let (client, seen) = begun(&gateway, &body(extra), 3).await;
+    let (other, _) = counting(&cluster, &ALIKE, FREE);
+    slow.hush(true);
+    assert_eq!(comparable(&rest(client, seen).await), expected);
+    assert_eq!((slow.cancelled.load(Ordering::SeqCst), other.asked()), (0, 0));
 }
 
 #[tokio::test]

@@ -259,8 +259,8 @@ SETTINGS: tuple[RouterSetting, ...] = (
     _seconds(
         "worker_silence",
         1.5,
-        "silence of a worker, which reports every 0.2 s, after which it is not chosen, and what it has not begun to "
-        "answer, or another one can go on with, is sent elsewhere",
+        "silence of a worker, which reports every 0.2 s, after which it is not chosen, what it has not begun to "
+        "answer is sent elsewhere, and another one is asked for the rest of what it has",
     ),
     _seconds(
         "worker_standstill",

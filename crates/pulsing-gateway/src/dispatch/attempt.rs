@@ -8,10 +8,10 @@ use pulsing_core::{CallOptions, Error, ItemStream, Reply, StateChange};
 
 use super::place::Task;
 use super::resume::Resume;
-use super::{Failure, Job, Placement};
+use super::{Failure, Job, Placement, Stall};
 use crate::api::ApiError;
 use crate::cluster::BoxFuture;
-use crate::pool::{Lease, Worker};
+use crate::pool::{Lease, Likeness, Worker};
 use crate::protocol::{self, Deltas, Generate, Kind, Request};
 
 /// A Worker's answer that has begun.
@@ -32,8 +32,7 @@ pub(super) struct Again {
     pub(super) past: Past,
     /// What the client has; `None`: it has nothing, and all begins anew.
     pub(super) resume: Option<Box<Resume>>,
-    /// Ends when the request is to be taken back.
-    pub(super) gone: BoxFuture<()>,
+    pub(super) stall: Stall,
 }
 
 /// What a request has been through.
@@ -52,7 +51,7 @@ impl Placement {
         job: &Arc<Job>,
         task: &mut Task,
         trial: bool,
-    ) -> Result<Upstream, Failure> {
+    ) -> Result<Box<Upstream>, Failure> {
         let mut lease = worker.lease_for(task.body.len(), task.past.waited);
         if trial {
             lease.tries();
@@ -72,18 +71,18 @@ impl Placement {
         lease.answered();
         let had = task.resume.as_ref().map_or(0, |resume| resume.tokens());
         let (body, past) = (task.body.clone(), task.past);
-        let again = match (job.stream, task.resume.take()) {
+        let stall = |like: Option<&Arc<Likeness>>| Stall::new(self, worker, job, like);
+        let begun = task.resume.take();
+        let again = match job.stream {
             _ if stream.is_none() => None,
-            (false, _) => Some(Again { body, past, resume: None, gone }),
-            (true, Some(resume)) => Some(Again { body, past, resume: Some(resume), gone }),
+            false => Some(Again { body, past, resume: None, stall: stall(None) }),
             // From here on only those will do that can go on with it.
-            (true, None) => Resume::of(job, worker).map(|resume| {
-                let like = Some(Arc::clone(&resume.likeness));
-                let gone = Box::pin(Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job), like));
-                Again { body, past, resume: Some(Box::new(resume)), gone }
+            true => begun.or_else(|| Resume::of(job, worker).map(Box::new)).map(|resume| {
+                let stall = stall(Some(&resume.likeness));
+                Again { body, past, resume: Some(resume), stall }
             }),
         };
-        Ok(Upstream { stream, first: Some(first), lease, had, again })
+        Ok(Box::new(Upstream { stream, first: Some(first), lease, had, again }))
     }
 
     /// Calls the Worker and waits for the first piece; without a stream behind it, it is the only one.

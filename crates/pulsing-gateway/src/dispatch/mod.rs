@@ -6,8 +6,8 @@
 //! | `attempt`   | one request to one actor Worker, and what its errors mean              |
 //! | `question`  | one request to one actor Worker that is answered in one piece          |
 //! | `blame`     | whose fault a failure is                                                |
-//! | `takeback`  | when a request is taken back from a Worker that hangs                   |
-//! | `stall`     | when a stream of an engine stands still                                 |
+//! | `takeback`  | when a request without an answer is taken back from a Worker that hangs |
+//! | `stall`     | when an answer that has begun stands still                              |
 //! | `resume`    | what a stream is continued from when its Worker is lost                 |
 //! | `pair`      | one request on two Workers: prefill and decode                         |
 //! | `source`    | the pieces of the answer, whatever they come from                      |
@@ -41,6 +41,7 @@ use crate::trail::Trail;
 
 pub(crate) use attempt::{Past, broken};
 pub(crate) use blame::Blame;
+pub(crate) use resume::{Begun, Cause, GoOn};
 pub(crate) use source::{Piece, Source};
 pub(crate) use stall::Stall;
 

@@ -52,7 +52,7 @@ impl Task {
 
 /// Where a request went.
 pub(super) enum Placed {
-    Actor(Upstream),
+    Actor(Box<Upstream>),
     Engine(Engine),
     /// Nowhere: see [`Takers::Undivided`].
     Divide,
@@ -145,7 +145,7 @@ impl Placement {
                     if let Placed::Engine(Engine::Stream(stream)) = &mut placed
                         && let Some(sent) = task.sent.take().or_else(|| self.sent(&job, generates))
                     {
-                        let stall = Stall::new(&self, generates, &job, &sent.likeness);
+                        let stall = Stall::new(&self, generates, &job, Some(&sent.likeness));
                         stream.note(&task.body, task.past, sent, stall);
                     }
                     self.served_elsewhere(&suspects, &worker, &task.body);

@@ -7,16 +7,45 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::place::{Takers, Task};
-use super::{Job, Placement};
+use bytes::Bytes;
+use pulsing_core::ActorId;
+
+use super::place::{Placed, Takers, Task};
+use super::{Job, Past, Placement};
 use crate::api::{ApiError, Resume as Allowed};
-use crate::engine::{Cause, GoOn, Sent, hindrance};
+use crate::engine::{Sent, hindrance};
 use crate::pool::{Likeness, Worker};
 use crate::protocol::{Deltas, Generate};
 
-/// What the client has of an answer, and who may go on with it.
+/// An answer whose Worker is lost, or stands still.
+pub(crate) struct GoOn {
+    pub(crate) body: Bytes,
+    pub(crate) past: Past,
+    pub(crate) begun: Begun,
+    pub(crate) cause: Cause,
+}
+
+/// What the client has of an answer.
+pub(crate) enum Begun {
+    /// Nothing, for it waits for the whole: another Worker begins anew.
+    Nothing,
+    /// Of an actor's stream.
+    Actor(Box<Resume>),
+    /// Of an engine's.
+    Engine(Box<Sent>),
+}
+
+/// Why another Worker is to go on with an answer.
+pub(crate) enum Cause {
+    /// Its Worker is gone, and this is what the client is told where nobody goes on.
+    Lost(ApiError),
+    /// Nothing comes from this one, which may yet wake.
+    Still(ActorId),
+}
+
+/// What the client has of an actor's stream, and who may go on with it.
 #[derive(Clone, Debug)]
-pub(super) struct Resume {
+pub(crate) struct Resume {
     text: String,
     tokens: Vec<u32>,
     /// The client has seen the end.
@@ -72,36 +101,43 @@ impl Placement {
     pub(super) fn sent(&self, job: &Job, worker: &Worker) -> Option<Box<Sent>> {
         Sent::of(job, worker, self.pool.snapshot().own_name(&job.model))
     }
-    /// Another engine is to go on with a stream.
+    /// Another Worker is to go on with an answer, or to begin it anew; then it is one of these `takers`.
     pub(super) async fn go_on(
         self: Arc<Self>,
         job: Arc<Job>,
         lost: Box<GoOn>,
-    ) -> Result<super::place::Placed, ApiError> {
-        let GoOn { body, mut past, mut sent, cause } = *lost;
-        let why = if sent.ends() { hindrance(job.api, &body, &sent).await } else { Some("it is more than text") };
-        if let Some(why) = why {
-            tracing::info!(request_id = %job.request_id, why, "a stream of an engine is not continued");
-            return Err(match cause {
-                Cause::Lost(error) => error,
-                Cause::Still(_) => ApiError::worker_fault(why),
-            });
-        }
+        takers: Takers,
+    ) -> Result<Placed, ApiError> {
+        let GoOn { body, mut past, begun, cause } = *lost;
+        let (takers, resume, sent) = match begun {
+            Begun::Nothing => (takers, None, None),
+            Begun::Actor(resume) => (Takers::Actors, Some(resume), None),
+            Begun::Engine(mut sent) => {
+                let why =
+                    if sent.ends() { hindrance(job.api, &body, &sent).await } else { Some("it is more than text") };
+                if let Some(why) = why {
+                    tracing::info!(request_id = %job.request_id, why, "a stream of an engine is not continued");
+                    return Err(match cause {
+                        Cause::Lost(error) => error,
+                        Cause::Still(_) => ApiError::worker_fault(why),
+                    });
+                }
+                (Takers::Any, None, Some(sent))
+            }
+        };
+        let goes_on = resume.is_some() || sent.is_some();
         let not = match cause {
             Cause::Lost(_) => {
                 self.count_loss(&mut past, &body)?;
-                self.metrics.resumed.fetch_add(1, Relaxed);
+                self.metrics.resumed.fetch_add(u64::from(goes_on), Relaxed);
                 None
             }
             // A take-back is no failure of the request, and there is none yet.
             Cause::Still(worker) => Some(worker),
         };
-        let task = Task { body, takers: Takers::Any, past, resume: None, sent: Some(sent), not };
-        self.resume(job, task).await
-    }
-    /// [`place`](Self::place), for the rest of a stream.
-    pub(super) async fn resume(self: Arc<Self>, job: Arc<Job>, task: Task) -> Result<super::place::Placed, ApiError> {
-        self.place(job, task).await.map_err(|error| match error.status {
+        let placed = self.place(job, Task { body, takers, past, resume, sent, not }).await;
+        placed.map_err(|error| match error.status {
+            _ if !goes_on => error,
             504 => error,
             _ => ApiError::worker_fault(format!(
                 "the worker was lost in the middle of its answer, and no other one goes on with it: {}",

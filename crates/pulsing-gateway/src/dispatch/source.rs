@@ -4,17 +4,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pulsing_core::Error;
 
 use super::attempt::{Again, Past, Upstream};
 use super::place::{Placed, Takers, Task};
-use super::{Failure, Job, Placement};
+use super::{Begun, Cause, Failure, GoOn, Job, Placement};
 use crate::api::{ApiError, no_such_choice};
 use crate::cluster::BoxFuture;
-use crate::engine::{Cause, Engine, EngineStream, GoOn, Head, Passed, Whole};
+use crate::engine::{Engine, EngineStream, Head, Passed, Whole};
 use crate::metrics::Retry;
+use crate::pool::Worker;
 use crate::protocol::{self, Deltas, Usage};
 
 /// What comes of a request.
@@ -45,23 +47,32 @@ pub(crate) struct Source {
 }
 
 enum Sub {
-    Waiting(BoxFuture<Result<Placed, ApiError>>),
-    Live(Box<Upstream>),
-    Engine(Box<EngineStream>, Option<Relief>),
+    Waiting(Placing),
+    Live(Live, Option<Relief>),
     Done,
 }
 
-/// Another engine is being asked to go on with a stream that stands still. Whichever says something first has the stream.
-type Relief = BoxFuture<Result<Placed, ApiError>>;
+type Placing = BoxFuture<Result<Placed, ApiError>>;
+
+/// An answer that has begun.
+enum Live {
+    Actor(Box<Upstream>),
+    Engine(Box<EngineStream>),
+}
+
+/// Another Worker is being asked for an answer that stands still. Whichever says something first has it.
+struct Relief {
+    placing: Placing,
+    /// It is asked for all of it.
+    anew: bool,
+}
 
 enum Step {
     Piece(Piece),
     Divide,
-    /// Another Worker is to answer from the beginning.
-    Again(Bytes, Past),
-    /// Another Worker is to go on.
-    Resume(Again),
-    /// Another engine is to go on.
+    /// Another Worker answers from the beginning.
+    Anew,
+    /// Another Worker is to go on, or to begin anew.
     GoOn(Box<GoOn>),
 }
 
@@ -91,6 +102,12 @@ impl Source {
         self.subs = parts.into_iter().map(|part| self.waiting(part, Takers::Actors, Past::default())).collect();
     }
 
+    /// What came of a sub-request does not count.
+    fn anew(&self, at: usize) -> Piece {
+        let first = at as u32 * self.n;
+        Piece::Again(first..first + self.n)
+    }
+
     /// The next pieces; `None` when every sub-request is complete. Nothing follows an error.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
         'again: loop {
@@ -103,25 +120,22 @@ impl Source {
                         self.divide();
                         continue 'again;
                     }
-                    Poll::Ready(Some(Ok(Step::Again(body, past)))) => {
+                    Poll::Ready(Some(Ok(Step::Anew))) => return Poll::Ready(Some(Ok(self.anew(at)))),
+                    Poll::Ready(Some(Ok(Step::GoOn(lost)))) => {
+                        let (still, anew) =
+                            (matches!(lost.cause, Cause::Still(_)), matches!(lost.begun, Begun::Nothing));
                         // An engine's whole answer is no part of another.
                         let takers = if count == 1 { Takers::Any } else { Takers::Actors };
-                        self.subs[at] = self.waiting(body, takers, past);
-                        let first = at as u32 * self.n;
-                        return Poll::Ready(Some(Ok(Piece::Again(first..first + self.n))));
-                    }
-                    Poll::Ready(Some(Ok(Step::Resume(Again { body, past, resume, .. })))) => {
-                        let task = Task { body, takers: Takers::Actors, past, resume, sent: None, not: None };
-                        let going_on = Arc::clone(&self.placement).resume(Arc::clone(&self.job), task);
-                        self.subs[at] = Sub::Waiting(Box::pin(going_on));
-                        continue 'again;
-                    }
-                    Poll::Ready(Some(Ok(Step::GoOn(lost)))) => {
-                        let still = matches!(lost.cause, Cause::Still(_));
-                        let going_on = Arc::clone(&self.placement).go_on(Arc::clone(&self.job), lost);
+                        let placing: Placing =
+                            Box::pin(Arc::clone(&self.placement).go_on(Arc::clone(&self.job), lost, takers));
                         match &mut self.subs[at] {
-                            Sub::Engine(_, relief) if still => *relief = Some(Box::pin(going_on)),
-                            lost => *lost = Sub::Waiting(Box::pin(going_on)),
+                            Sub::Live(_, relief) if still => *relief = Some(Relief { placing, anew }),
+                            lost => {
+                                *lost = Sub::Waiting(placing);
+                                if anew {
+                                    return Poll::Ready(Some(Ok(self.anew(at))));
+                                }
+                            }
                         }
                         continue 'again;
                     }
@@ -167,7 +181,7 @@ impl Sub {
                 Self::Done => return Poll::Ready(None),
                 Self::Waiting(placing) => match placing.as_mut().poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(Placed::Actor(upstream))) => *self = Self::Live(Box::new(upstream)),
+                    Poll::Ready(Ok(Placed::Actor(upstream))) => *self = Self::Live(Live::Actor(upstream), None),
                     Poll::Ready(Ok(Placed::Engine(Engine::Whole(whole)))) => {
                         *self = Self::Done;
                         return piece(Piece::Whole(whole));
@@ -176,73 +190,48 @@ impl Sub {
                         *self = Self::Done;
                         return piece(Piece::Deltas(deltas));
                     }
-                    Poll::Ready(Ok(Placed::Engine(Engine::Stream(stream)))) => *self = Self::Engine(stream, None),
+                    Poll::Ready(Ok(Placed::Engine(Engine::Stream(stream)))) => {
+                        *self = Self::Live(Live::Engine(stream), None)
+                    }
                     Poll::Ready(Ok(Placed::Divide)) => {
                         *self = Self::Done;
                         return Poll::Ready(Some(Ok(Step::Divide)));
                     }
                     Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
                 },
-                Self::Live(upstream) => {
-                    if let Some(first) = upstream.first.take() {
-                        return piece(Piece::Deltas(upstream.note(first)));
-                    }
-                    let Some(stream) = &mut upstream.stream else {
-                        *self = Self::Done;
-                        return Poll::Ready(None);
-                    };
-                    return match stream.poll_next(cx) {
-                        Poll::Pending => match upstream.poll_gone(cx) {
-                            Poll::Pending => Poll::Pending,
-                            Poll::Ready(again) => {
-                                let worker = upstream.lease.worker();
-                                tracing::info!(worker = %worker.target().actor, "taken back from a worker that hangs");
-                                placement.metrics.retry(Retry::TakenBack);
-                                Poll::Ready(Some(Ok(again.step(placement))))
-                            }
-                        },
-                        Poll::Ready(Some(Ok(item))) => match protocol::decode(&item) {
-                            Ok(deltas) => piece(Piece::Deltas(upstream.note(deltas))),
-                            Err(error) => Poll::Ready(Some(Err(ApiError::worker_fault(error)))),
-                        },
-                        Poll::Ready(Some(Err(_))) if upstream.is_finished() => {
-                            *self = Self::Done;
-                            Poll::Ready(None)
-                        }
-                        Poll::Ready(Some(Err(error))) => Poll::Ready(Some(upstream.failed(error, placement))),
-                        Poll::Ready(None) => {
-                            *self = Self::Done;
-                            Poll::Ready(None)
-                        }
-                    };
-                }
-                Self::Engine(stream, relief) => {
-                    let next = stream.poll_next(cx, placement);
+                Self::Live(live, relief) => {
+                    let next = live.poll_next(cx, placement);
                     match (&next, relief.as_mut()) {
-                        (Poll::Pending, Some(asked)) => match asked.as_mut().poll(cx) {
+                        (Poll::Pending, Some(asked)) => match asked.placing.as_mut().poll(cx) {
                             Poll::Pending => return Poll::Pending,
                             Poll::Ready(Ok(placed)) => {
-                                let worker = stream.worker().target().actor;
-                                tracing::info!(%worker, "a stream that stood still is taken back from its engine");
+                                let (worker, anew) = (live.worker().target().actor, asked.anew);
+                                tracing::info!(%worker, "an answer that stood still is taken back from its worker");
                                 placement.metrics.retry(Retry::TakenBack);
-                                placement.metrics.resumed.fetch_add(1, Relaxed);
+                                placement.metrics.resumed.fetch_add(u64::from(!anew), Relaxed);
                                 *self = Self::Waiting(Box::pin(std::future::ready(Ok(placed))));
+                                if anew {
+                                    return Poll::Ready(Some(Ok(Step::Anew)));
+                                }
                                 continue;
                             }
                             Poll::Ready(Err(error)) => {
-                                let worker = stream.worker().target().actor;
-                                tracing::info!(%worker, error = %error.message, "a stream stands still, and nobody else goes on with it");
+                                let worker = live.worker().target().actor;
+                                tracing::info!(%worker, error = %error.message, "an answer stands still, and nobody else goes on with it");
                                 *relief = None;
-                                stream.stays(placement.config.worker_standstill);
+                                live.stays(placement.config.worker_standstill);
                                 continue;
                             }
                         },
                         // Gone for good, and somebody has been asked already.
                         (Poll::Ready(Some(Ok(Passed::GoOn(_)))), Some(_)) => {
-                            if let Some(asked) = relief.take() {
+                            if let Some(Relief { placing, anew }) = relief.take() {
                                 placement.metrics.retry(Retry::Lost);
-                                placement.metrics.resumed.fetch_add(1, Relaxed);
-                                *self = Self::Waiting(asked);
+                                placement.metrics.resumed.fetch_add(u64::from(!anew), Relaxed);
+                                *self = Self::Waiting(placing);
+                                if anew {
+                                    return Poll::Ready(Some(Ok(Step::Anew)));
+                                }
                             }
                             continue;
                         }
@@ -252,18 +241,14 @@ impl Sub {
                     }
                     return match next {
                         Poll::Pending => Poll::Pending,
-                        Poll::Ready(Some(Ok(Passed::Events(bytes)))) => piece(Piece::Events(bytes, stream.take_head())),
+                        Poll::Ready(Some(Ok(Passed::Events(bytes)))) => piece(Piece::Events(bytes, live.take_head())),
                         Poll::Ready(Some(Ok(Passed::Deltas(deltas)))) => piece(Piece::Deltas(deltas)),
                         Poll::Ready(Some(Ok(Passed::GoOn(lost)))) => Poll::Ready(Some(Ok(Step::GoOn(lost)))),
                         Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
-                        Poll::Ready(None) if !stream.passes() => {
-                            *self = Self::Done;
-                            Poll::Ready(None)
-                        }
                         Poll::Ready(None) => {
-                            let usage = stream.usage();
+                            let complete = live.complete();
                             *self = Self::Done;
-                            piece(Piece::Complete(usage))
+                            complete.map_or(Poll::Ready(None), piece)
                         }
                     };
                 }
@@ -272,17 +257,70 @@ impl Sub {
     }
 }
 
-impl Again {
-    fn step(self, placement: &Placement) -> Step {
-        if self.resume.is_none() {
-            return Step::Again(self.body, self.past);
+impl Live {
+    fn worker(&self) -> &Arc<Worker> {
+        match self {
+            Self::Actor(upstream) => upstream.lease.worker(),
+            Self::Engine(stream) => stream.worker(),
         }
-        placement.metrics.resumed.fetch_add(1, Relaxed);
-        Step::Resume(self)
+    }
+    /// What came next; `None` at the end of a complete answer.
+    fn poll_next(&mut self, cx: &mut Context<'_>, placement: &Placement) -> Poll<Option<Result<Passed, ApiError>>> {
+        match self {
+            Self::Actor(upstream) => upstream.poll_next(cx, placement),
+            Self::Engine(stream) => stream.poll_next(cx, placement),
+        }
+    }
+    /// Nobody else went on with it while it stood still.
+    fn stays(&mut self, pause: Duration) {
+        match self {
+            Self::Actor(upstream) => {
+                if let Some(again) = &mut upstream.again {
+                    again.stall.again_after(pause);
+                }
+            }
+            Self::Engine(stream) => stream.stays(pause),
+        }
+    }
+    /// Status and headers of an engine, once.
+    fn take_head(&mut self) -> Option<Head> {
+        match self {
+            Self::Actor(_) => None,
+            Self::Engine(stream) => stream.take_head(),
+        }
+    }
+    /// What is to be said of its end.
+    fn complete(&self) -> Option<Piece> {
+        match self {
+            Self::Engine(stream) if stream.passes() => Some(Piece::Complete(stream.usage())),
+            Self::Actor(_) | Self::Engine(_) => None,
+        }
     }
 }
 
 impl Upstream {
+    /// What came next; `None` at the end of a complete answer.
+    fn poll_next(&mut self, cx: &mut Context<'_>, placement: &Placement) -> Poll<Option<Result<Passed, ApiError>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Passed::Deltas(self.note(first)))));
+        }
+        let Some(stream) = &mut self.stream else { return Poll::Ready(None) };
+        match stream.poll_next(cx) {
+            Poll::Pending => self.poll_still(cx),
+            Poll::Ready(Some(Ok(item))) => {
+                let now = Instant::now();
+                self.lease.worker().gave(now);
+                if let Some(again) = &mut self.again {
+                    again.stall.beat(now);
+                }
+                let deltas = protocol::decode(&item).map_err(ApiError::worker_fault);
+                Poll::Ready(Some(deltas.map(|deltas| Passed::Deltas(self.note(deltas)))))
+            }
+            Poll::Ready(Some(Err(_))) if self.is_finished() => Poll::Ready(None),
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(self.failed(error, placement))),
+            Poll::Ready(None) => Poll::Ready(None),
+        }
+    }
     /// Notes what the client is about to get, and counts its tokens from the beginning of the answer.
     fn note(&mut self, mut deltas: Deltas) -> Deltas {
         if let Some(resume) = self.again.as_mut().and_then(|again| again.resume.as_mut())
@@ -300,30 +338,45 @@ impl Upstream {
         self.again.as_ref().and_then(|again| again.resume.as_ref()).is_some_and(|resume| resume.is_finished())
     }
 
-    /// Ready when what it takes to begin again is to be taken elsewhere.
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Again> {
-        let gone =
-            !self.is_finished() && self.again.as_mut().is_some_and(|again| again.gone.as_mut().poll(cx).is_ready());
-        match self.again.take_if(|_| gone) {
-            Some(mut again) => {
-                again.past.waited = again.past.waited.max(self.lease.begun().elapsed());
-                Poll::Ready(again)
-            }
-            None => Poll::Pending,
+    /// Nothing comes: ready if the answer stands still.
+    fn poll_still(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Passed, ApiError>>> {
+        let finished = self.is_finished();
+        let Some(again) = &mut self.again else { return Poll::Pending };
+        std::task::ready!(again.stall.poll(cx));
+        if finished {
+            // What hangs is only the end of the stream.
+            return Poll::Ready(None);
         }
+        let waited = again.past.waited.max(again.stall.since(Instant::now()));
+        let still = GoOn {
+            body: again.body.clone(),
+            past: Past { waited, ..again.past },
+            begun: again.resume.clone().map_or(Begun::Nothing, Begun::Actor),
+            cause: Cause::Still(self.lease.worker().target().actor),
+        };
+        Poll::Ready(Some(Ok(Passed::GoOn(Box::new(still)))))
     }
 
     /// What a failure in the middle comes to.
-    fn failed(&mut self, error: Error, placement: &Placement) -> Result<Step, ApiError> {
+    fn failed(&mut self, error: Error, placement: &Placement) -> Result<Passed, ApiError> {
+        // No item for as long as a stream may be idle: it hangs, whatever its Worker says.
+        let idle = matches!(error, Error::Timeout { .. });
         let (worker, failure) = (self.lease.worker(), placement.classify(error));
-        match (self.again.take(), failure) {
-            (Some(mut again), Failure::Lost(error) | Failure::Unreached(error)) => {
-                placement.pool.suspect(worker);
-                placement.count_loss(&mut again.past, &again.body)?;
+        let lost = match &failure {
+            Failure::Lost(error) | Failure::Unreached(error) => Some(error.as_str()),
+            _ => idle.then_some("nothing came for too long"),
+        };
+        match (self.again.take(), lost) {
+            (Some(Again { body, past, resume, .. }), Some(error)) => {
+                if !idle {
+                    placement.pool.suspect(worker);
+                }
                 tracing::info!(worker = %worker.target().actor, %error, "lost before its answer was whole; trying another worker");
-                Ok(again.step(placement))
+                let begun = resume.map_or(Begun::Nothing, Begun::Actor);
+                let cause = Cause::Lost(ApiError::worker_fault("the worker was lost in the middle of its answer"));
+                Ok(Passed::GoOn(Box::new(GoOn { body, past, begun, cause })))
             }
-            (_, failure) => Err(placement.cut(worker, failure)),
+            _ => Err(placement.cut(worker, failure)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! When a stream of an engine stands still, and another engine had better go on with it (S5).
+//! When an answer that has begun stands still, and another Worker had better go on with it (S5).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,12 +12,13 @@ use crate::pool::{LONGEST, Likeness, OVERSLEPT, State, Worker};
 /// How many times its own longest pause a stream may stand still before that means anything.
 const MARGIN: u32 = 3;
 
-/// Watches one stream that another engine could go on with.
+/// Watches one answer that another Worker could go on with, or begin anew.
 pub(crate) struct Stall {
     placement: Arc<Placement>,
     worker: Arc<Worker>,
     job: Arc<Job>,
-    like: Arc<Likeness>,
+    /// Who could go on with it; `None`: anybody may begin it anew.
+    like: Option<Arc<Likeness>>,
     pulse: Arc<Pulse>,
     /// Ends when the stream stands still; made when there is first something to wait for.
     still: Option<BoxFuture<()>>,
@@ -25,7 +26,7 @@ pub(crate) struct Stall {
     told: bool,
 }
 
-/// When something came of a stream.
+/// When something came of an answer.
 struct Pulse {
     born: Instant,
     /// Milliseconds after `born`.
@@ -51,14 +52,20 @@ impl Pulse {
 }
 
 impl Stall {
-    /// For a stream of `job` that `worker` has begun; those of that likeness could go on with it.
-    pub(super) fn new(placement: &Arc<Placement>, worker: &Arc<Worker>, job: &Arc<Job>, like: &Arc<Likeness>) -> Self {
+    /// For an answer to `job` that `worker` has begun; those of that likeness could go on with it, or without one anybody
+    /// could begin it anew.
+    pub(super) fn new(
+        placement: &Arc<Placement>,
+        worker: &Arc<Worker>,
+        job: &Arc<Job>,
+        like: Option<&Arc<Likeness>>,
+    ) -> Self {
         let pulse = Pulse { born: Instant::now(), last: AtomicU64::new(0), gap: AtomicU64::new(0) };
         Self {
             placement: Arc::clone(placement),
             worker: Arc::clone(worker),
             job: Arc::clone(job),
-            like: Arc::clone(like),
+            like: like.map(Arc::clone),
             pulse: Arc::new(pulse),
             still: None,
             told: false,
@@ -72,12 +79,16 @@ impl Stall {
         let pause = at.saturating_sub(self.pulse.last.swap(at, Ordering::Relaxed));
         self.pulse.gap.fetch_max(pause, Ordering::Relaxed);
     }
+    /// How long nothing has come.
+    pub(super) fn since(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.pulse.last())
+    }
     /// Nobody else went on with it: for a while it is not worth another try.
     pub(crate) fn again_after(&mut self, pause: Duration) {
         self.pulse.restart(Instant::now() + pause);
         self.told = false;
     }
-    /// Ready when the stream stands still and somebody could go on with it: once, until something comes.
+    /// Ready when the answer stands still and somebody could go on with it: once, until something comes.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.told {
             return Poll::Pending;
@@ -85,7 +96,7 @@ impl Stall {
         let still = self.still.get_or_insert_with(|| {
             let (placement, worker, job) =
                 (Arc::clone(&self.placement), Arc::clone(&self.worker), Arc::clone(&self.job));
-            Box::pin(placement.still(worker, job, Arc::clone(&self.like), Arc::clone(&self.pulse)))
+            Box::pin(placement.still(worker, job, self.like.clone(), Arc::clone(&self.pulse)))
         });
         std::task::ready!(still.as_mut().poll(cx));
         (self.still, self.told) = (None, true);
@@ -94,12 +105,19 @@ impl Stall {
 }
 
 impl Placement {
-    async fn still(self: Arc<Self>, worker: Arc<Worker>, job: Arc<Job>, like: Arc<Likeness>, pulse: Arc<Pulse>) {
+    async fn still(
+        self: Arc<Self>,
+        worker: Arc<Worker>,
+        job: Arc<Job>,
+        like: Option<Arc<Likeness>>,
+        pulse: Arc<Pulse>,
+    ) {
         let mut versions = self.pool.versions();
         loop {
             versions.mark_unchanged();
-            let changed = if self.has_other(&worker, &job, Some(&like)) {
-                let until = self.stands_until(&worker, &pulse);
+            let until = self.stands_until(&worker, &pulse, like.is_some());
+            let until = until.filter(|_| self.has_other(&worker, &job, like.as_deref()));
+            let changed = if let Some(until) = until {
                 if Instant::now() >= until {
                     return;
                 }
@@ -114,28 +132,30 @@ impl Placement {
                 versions.changed().await
             };
             if changed.is_err() {
-                // The pool is no more; the stream goes on.
+                // The pool is no more; the answer goes on.
                 return std::future::pending().await;
             }
         }
     }
 
-    /// Until when the stream is its engine's, as things are.
-    fn stands_until(&self, worker: &Worker, pulse: &Pulse) -> Instant {
+    /// Until when the answer is its Worker's, as things are; `None`: as long as they are so.
+    fn stands_until(&self, worker: &Worker, pulse: &Pulse, goes_on: bool) -> Option<Instant> {
         let (last, own) = (pulse.last(), pulse.gap() * MARGIN);
-        match worker.state() {
-            // What says that it hangs comes from beside it: the stream has the time that engine and stream were seen to
-            // need.
-            State::Silent | State::Stuck | State::Failed => {
+        match (worker.state(), worker.endpoint()) {
+            // What says that it hangs comes from within an actor, and from beside an engine: there the answer has also the
+            // time that the engine was seen to need.
+            (State::Silent | State::Stuck, None) | (State::Silent | State::Stuck | State::Failed, Some(_)) => {
                 let limit = self.config.take_back;
-                let needed = worker.notice().unwrap_or(limit).max(own).max(self.config.worker_silence);
-                last + needed.min(limit)
+                let seen = worker.endpoint().map_or(Duration::ZERO, |_| worker.notice().unwrap_or(limit));
+                Some(last + seen.max(own).max(self.config.worker_silence).min(limit))
             }
-            // By its own account it serves. While others get on there, this one may have to wait for its turn.
-            _ => {
+            // By its own account it serves. While others get on there, this one may have to wait for its turn. To begin
+            // anew for that would cost more than it saves.
+            _ if goes_on => {
                 let needed = worker.patience().max(own).min(LONGEST);
-                (last.max(worker.given_at()) + needed).min(last + LONGEST)
+                Some((last.max(worker.given_at()) + needed).min(last + LONGEST))
             }
+            _ => None,
         }
     }
 }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use hyper::{StatusCode, header};
-use pulsing_core::ActorId;
 
 use super::endpoint::Endpoint;
 use super::exchange::Exchange;
@@ -21,7 +20,7 @@ use super::sse::Gate;
 use super::wire::WireError;
 use crate::api::{Api, ApiError};
 use crate::aside::aside;
-use crate::dispatch::{Failure, Half, Job, Past, Placement, Stall, broken};
+use crate::dispatch::{Begun, Cause, Failure, GoOn, Half, Job, Past, Placement, Stall, broken};
 use crate::pool::{Companion, Fault, Lease, Worker};
 use crate::protocol::{Deltas, Usage};
 
@@ -66,22 +65,6 @@ struct Again {
     past: Past,
     sent: Box<Sent>,
     stall: Stall,
-}
-
-/// A stream whose engine is lost, or stands still.
-pub(crate) struct GoOn {
-    pub(crate) body: Bytes,
-    pub(crate) past: Past,
-    pub(crate) sent: Box<Sent>,
-    pub(crate) cause: Cause,
-}
-
-/// Why another engine is to go on with a stream.
-pub(crate) enum Cause {
-    /// Its engine is gone, and this is what the client is told where nobody goes on.
-    Lost(ApiError),
-    /// Nothing comes from this one, which may yet wake.
-    Still(ActorId),
 }
 
 /// What is sent.
@@ -434,7 +417,7 @@ impl EngineStream {
                             let Some(Again { body, past, sent, .. }) = self.again.take() else {
                                 return Poll::Ready(Some(Err(told)));
                             };
-                            let lost = GoOn { body, past, sent, cause: Cause::Lost(told) };
+                            let lost = GoOn { body, past, begun: Begun::Engine(sent), cause: Cause::Lost(told) };
                             return Poll::Ready(Some(Ok(Passed::GoOn(Box::new(lost)))));
                         }
                         None => {
@@ -471,8 +454,9 @@ impl EngineStream {
             self.ended = true;
             return Poll::Ready(self.reader.finish().transpose());
         }
-        let (body, past, sent) = (again.body.clone(), again.past, again.sent.clone());
-        let still = GoOn { body, past, sent, cause: Cause::Still(self.lease.worker().target().actor) };
+        let begun = Begun::Engine(again.sent.clone());
+        let cause = Cause::Still(self.lease.worker().target().actor);
+        let still = GoOn { body: again.body.clone(), past: again.past, begun, cause };
         Poll::Ready(Some(Ok(Passed::GoOn(Box::new(still)))))
     }
 

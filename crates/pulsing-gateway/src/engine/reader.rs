@@ -2,21 +2,21 @@
 
 use bytes::Bytes;
 
-use super::attempt::GoOn;
 use super::lines::too_long;
 use super::normal::Normaliser;
 use super::seam::{Had, Seam};
 use super::sse::Gate;
 use crate::api::ApiError;
+use crate::dispatch::GoOn;
 use crate::protocol::{Delta, Deltas, Usage};
 
-/// What came of a stream.
+/// What came of an answer.
 pub(crate) enum Passed {
     /// Events as they are.
     Events(Bytes),
     /// What they say, where they are to be written anew.
     Deltas(Deltas),
-    /// The engine is lost, or stands still, and another one may go on.
+    /// The Worker is lost, or stands still, and another one may go on.
     GoOn(Box<GoOn>),
 }
 

@@ -49,7 +49,7 @@ pub(super) struct Clocks {
     born: Instant,
     /// Last report in milliseconds after `born` plus one; 0 = never.
     heard_at: AtomicU64,
-    /// When an engine last sent something, in milliseconds after `born`.
+    /// When it last sent something, or an actor said that its engine got on, in milliseconds after `born`.
     given_at: AtomicU64,
     /// Silence before this moment was this Router's own: its threads did not run.
     excused_at: AtomicU64,
@@ -138,9 +138,9 @@ impl Clocks {
         let longest = self.learned.lock().longest;
         (longest > 0.0).then(|| Duration::from_secs_f64(longest * MARGIN).max(NOTICE))
     }
-    /// An engine sent something.
+    /// Something came of it.
     pub(super) fn gave(&self, now: Instant) {
-        self.given_at.store(now.saturating_duration_since(self.born).as_millis() as u64, Ordering::Relaxed);
+        self.given_at.fetch_max(now.saturating_duration_since(self.born).as_millis() as u64, Ordering::Relaxed);
     }
     /// When it last did.
     pub(super) fn given_at(&self) -> Instant {

@@ -325,7 +325,12 @@ impl Worker {
             self.clocks.forget();
             self.breaker.reset();
         }
-        let judged = self.clocks.heard(&report, Instant::now());
+        let now = Instant::now();
+        let judged = self.clocks.heard(&report, now);
+        if self.engine.is_none() && report.running > 0 {
+            // Its engine gets on with something, if not with what this Router waits for.
+            self.clocks.gave(now.checked_sub(Duration::from_millis(report.progress_age_ms)).unwrap_or(now));
+        }
         self.reports.fetch_add(1, Ordering::AcqRel);
         self.unreported.store(0, Ordering::Release);
         self.running.store(report.running, Ordering::Relaxed);
@@ -364,7 +369,7 @@ impl Worker {
     pub(crate) fn patience(&self) -> Duration {
         self.clocks.patience()
     }
-    /// Its engine sent something of an answer to this Router.
+    /// It sent something of an answer to this Router.
     pub(crate) fn gave(&self, now: Instant) {
         self.clocks.gave(now);
     }
