@@ -80,6 +80,27 @@ def test_r11_chains_of_any_length_are_seen_and_open_ones_pass() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    "where", [{"new_process": True}, {"placement": "remote"}], ids=["a process of its own", "another node"]
+)
+@pytest.mark.parametrize("method", ["serial", "blocking"])
+def test_r11_a_chain_is_seen_where_the_serial_actor_was_sent_elsewhere(where: dict[str, Any], method: str) -> None:
+    async def main() -> None:
+        async with cluster(2) as systems:
+            here = systems[0]
+            b = await Node.spawn("b", system=here, name="b")
+            a = await Node.spawn("a", system=here, name="a", **where)
+            await a.meet({"b": b})
+            await b.meet({"a": a})
+            with pytest.raises(DeadlockError, match="deadlock: a -> b -> a"):
+                await getattr(a, method)(["b", "a"])
+            with pytest.raises(DeadlockError, match="deadlock: b -> a -> b"):
+                await getattr(b, method)(["a", "b"])
+            assert await getattr(a, method)(["b"]) == "b"
+
+    run(main())
+
+
 @pul.remote
 class Waiter:
     def __init__(self) -> None:

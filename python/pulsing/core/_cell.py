@@ -57,9 +57,11 @@ class Cell:
         policy: RestartPolicy,
         mailbox: int = CAPACITY,
         max_concurrency: int = MAX_CONCURRENCY,
+        actor: ActorId | None = None,
     ) -> None:
         self.system = system
-        self.id = ActorId.generate()
+        # Where another node asked for the actor, the id is that node's choice.
+        self.id = ActorId.generate() if actor is None else actor
         self.raw = self.id.raw
         self.name = name
         self.instance: Any = None

@@ -110,10 +110,9 @@ class Launcher:
             policy=options.policy.under(system.config),
             mailbox=options.mailbox or system.config.mailbox,
             max_concurrency=options.max_concurrency or system.config.max_concurrency,
+            actor=actor,
         )
         cell.unique = options.unique
-        if actor is not None:
-            cell.id = actor
         if name is not None:
             system.claim(name, cell)
         return cell
