@@ -1,5 +1,6 @@
 """From `package.module.Class` to the class."""
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -34,8 +35,10 @@ def load_class(path: str) -> Any:
         raise MisuseError(
             f"{shown(path)} is no class path: write package.module.Class, for example pulsing.serving.Router."
         )
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    # A directory that was removed has nothing to import.
+    with contextlib.suppress(FileNotFoundError):
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
     module = _import(module_name)
     try:
         found = getattr(module, class_name)
@@ -77,6 +80,9 @@ def _import(name: str) -> ModuleType:
         if missing and (name == missing or name.startswith(missing + ".")):
             raise _no_module(name, missing) from None
         raise _import_failure(name, error) from error
+    except SystemExit as error:
+        # A script without `if __name__ == "__main__"` runs to its end, which would pass for the end of this command.
+        raise FailureError(f"cannot import {name}: it ends the program (sys.exit({error.code}))") from error
     except Exception as error:
         # Importing runs code of the user's; whatever it raises ends here with its own words.
         raise FailureError(f"cannot import {name}: {type(error).__name__}: {error}") from error

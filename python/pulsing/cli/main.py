@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from pulsing.cli import _argv, _fleet
+from pulsing.cli import _argv, _fleet, _logging
 from pulsing.cli._errors import CliError, MisuseError
 from pulsing.cli._inspect_source import Source
 from pulsing.cli._settings import option, with_flags
+from pulsing.core import _stdio
 from pulsing.core._shown import brief, legible
 
 app = typer.Typer(
@@ -344,6 +345,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: always; 0 done, 1 failure, 2 misuse or nobody there to inspect, 130 interrupted.
     """
     global _constructor_tokens
+    _stdio.hold()
     try:
         head, _constructor_tokens = _argv.split(sys.argv[1:] if argv is None else argv)
         command = next((token for token in head if not token.startswith("-")), None)
@@ -360,6 +362,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): Python would complain again when it flushes at exit.
         sys.stdout = None
+        sys.exit(1)
+    except OSError as error:
+        # The system refuses what every command needs: a full disk behind stdout, no descriptor left.
+        _logging.trace_of(error)
+        sys.stdout = None
+        _logging.to_stderr(f"Error: {legible(brief(error.strerror or str(error)))}")
         sys.exit(1)
 
 

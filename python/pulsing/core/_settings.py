@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 from pulsing.core._files import read_text
-from pulsing.core._shown import shown
+from pulsing.core._shown import is_utf8, shown
 from pulsing.exceptions import ConfigError
 
 Preset = Literal["auto", "local", "lan", "wan"]
@@ -108,6 +108,8 @@ class Setting:
         Raises:
             ConfigError: It does not; the message names `source` (default: the setting), the value and what would.
         """
+        if value is not None and not (self.fits is path_like or is_utf8(value)):
+            raise ConfigError(f"{source or self.name}={shown(value)}: expected text in UTF-8")
         if (value is None and (self.endless or self.default is None)) or self.fits(value):
             return value
         raise ConfigError(f"{source or self.name}={shown(value)}: expected {self.expects}")

@@ -24,6 +24,18 @@ def shown(value: object, limit: int = 80) -> str:
     return f"{text[:limit]}\u2026" if cut or len(text) > limit else text
 
 
+def is_utf8(value: object) -> bool:
+    """Whether all text in a value can be sent. Python keeps what a shell gives it in other bytes, as surrogates."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    if isinstance(value, dict):
+        return all(map(is_utf8, value)) and all(map(is_utf8, value.values()))
+    return not isinstance(value, list | tuple) or all(map(is_utf8, value))
+
+
 def legible(text: str, keep: str = "\n\t") -> str:
     """A message as a terminal may have it, whatever was put into it: what moves or hides text there is escaped.
 

@@ -67,7 +67,7 @@ class _Models(RouterSetting):
 
     def read(self, raw: Any, source: str) -> list[Served]:
         """See `Setting.read`."""
-        return parse_models(raw, source)
+        return list(self.check(parse_models(raw, source), source))
 
 
 class RouterSettings(TypedDict, total=False):
