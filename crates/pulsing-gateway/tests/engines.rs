@@ -271,6 +271,9 @@ async fn an_engine_that_this_router_cannot_reach_is_not_ready_and_says_why() {
     let engine = Engine::start(good).await;
     engine.stop_listening();
     tokio::task::yield_now().await;
+    // Nor does another test's, which may say nothing at all.
+    let addr = engine.url.strip_prefix("http://").unwrap();
+    assert!(tokio::net::TcpListener::bind(addr).await.is_err());
     engine.join(&cluster);
     let gateway = cluster.gateway(|_| {}).await;
     let end = std::time::Instant::now() + Duration::from_secs(5);

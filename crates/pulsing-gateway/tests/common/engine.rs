@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 
 use super::{FakeCluster, FakeWorker};
@@ -35,6 +35,21 @@ pub struct Engine {
     /// Connections that the other side closed while an answer was due or under way.
     pub left: AtomicUsize,
     task: Mutex<Option<JoinHandle<()>>>,
+    /// Bound and never listening: when the engine has stopped, its port must be no other test's.
+    _port: TcpSocket,
+}
+
+/// A listener on a port of its own, and what keeps that port.
+fn listen() -> (TcpListener, TcpSocket) {
+    let port = TcpSocket::new_v4().unwrap();
+    port.set_reuseaddr(true).unwrap();
+    port.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listening = TcpSocket::new_v4().unwrap();
+    listening.set_reuseaddr(true).unwrap();
+    listening.bind(port.local_addr().unwrap()).unwrap();
+    let listener = listening.listen(1024).unwrap();
+    port.set_reuseaddr(false).unwrap();
+    (listener, port)
 }
 
 /// One connection of an engine, with a request on it.
@@ -89,13 +104,14 @@ impl Engine {
     pub async fn start<F: Future<Output = Option<TcpStream>> + Send + 'static>(
         handler: impl Fn(Turn) -> F + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (listener, port) = listen();
         let engine = Arc::new(Self {
             url: format!("http://{}", listener.local_addr().unwrap()),
             seen: Mutex::default(),
             connections: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
             task: Mutex::default(),
+            _port: port,
         });
         let (served, handler) = (Arc::clone(&engine), Arc::new(handler));
         let task = tokio::spawn(async move {
