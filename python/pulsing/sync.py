@@ -18,6 +18,7 @@ event loop may not: a blocking call would stop that loop, and is refused in word
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, ParamSpec, Self, TypeVar, cast
@@ -33,6 +34,9 @@ from pulsing.core._remote import ActorClass
 from pulsing.core._streams import WINDOW, StreamReader
 from pulsing.core._system import ActorSystem
 from pulsing.core._threads import refuse_on_a_loop, wait_for
+from pulsing.core._watch import Ended, Watch
+from pulsing.core._watch import link as _link
+from pulsing.core._watch import unlink as _unlink
 from pulsing.core.messaging import Message
 from pulsing.exceptions import PulsingRuntimeError
 from pulsing.integrations.ray import init_inside_ray as _inside_ray
@@ -48,6 +52,7 @@ __all__ = [
     "init_inside_ray",
     "init_inside_torchrun",
     "kill",
+    "link",
     "proxy",
     "refer",
     "resolve",
@@ -55,6 +60,8 @@ __all__ = [
     "shutdown",
     "spawn",
     "stop",
+    "unlink",
+    "watch",
 ]
 
 P = ParamSpec("P")
@@ -209,6 +216,35 @@ def stop(actor: str | Proxy, grace: float | None = None) -> None:
 def kill(actor: str | Proxy) -> None:
     """Ends an actor at once; see `ActorSystem.kill`."""
     run(_system().kill, _which(actor))
+
+
+def watch(actor: ActorProxy | ActorRef | Proxy, timeout: float | None = None) -> Ended:
+    """Waits until an actor has ended, and says how; see `pul.watch`. What had ended before is told at once.
+
+    Args:
+        actor: Which.
+        timeout: Seconds to wait; None for ever.
+
+    Raises:
+        TimeoutError: It lives on.
+    """
+    ref = proxy(actor).ref
+
+    async def end() -> Ended:
+        async with asyncio.timeout(timeout), Watch(ref) as ended:
+            return await ended
+
+    return wait_for(ref._system.loop, end)
+
+
+def link(one: ActorProxy | ActorRef | Proxy, other: ActorProxy | ActorRef | Proxy) -> None:
+    """Ties the fates of two actors; see `pul.link`."""
+    run(_link, proxy(one).ref, proxy(other).ref)
+
+
+def unlink(one: ActorProxy | ActorRef | Proxy, other: ActorProxy | ActorRef | Proxy) -> None:
+    """Undoes `link`."""
+    run(_unlink, proxy(one).ref, proxy(other).ref)
 
 
 def _which(actor: str | Proxy) -> str | ActorRef:

@@ -489,6 +489,11 @@ def test_a_stream_inside_an_object_fails_at_send_with_its_path(where: str, monke
             ]:
                 with pytest.raises(TypeError, match=path + ".*travels as an argument of its own"):
                     await one.ignore(wrong)
+            # Refused before it begins, and never awaited then.
+            call = one.numbers(3)
+            with pytest.raises(TypeError, match=r"argument 0\[0\] to .*travels as an argument of its own"):
+                await one.ignore([call])
+            call.close()
             with pytest.raises(TypeError, match=r"argument 'more'\.inner"):
                 await one.total(more=Holder(feed.items(3)))
 

@@ -133,6 +133,21 @@ def test_calls_block_and_return_values_and_errors(system: pul.sync.System) -> No
     assert pul.sync.run(pul.get_system().all_named_actors)
 
 
+def test_r9_ends_are_watched_and_fates_linked(system: pul.sync.System) -> None:
+    one, other, third = (pul.sync.spawn(Subject) for _ in range(3))
+    with pytest.raises(TimeoutError):
+        pul.sync.watch(one, 0.05)
+    pul.sync.link(one, other)
+    pul.sync.link(other, third)
+    pul.sync.unlink(other, third)
+    pul.sync.kill(one)
+    assert pul.sync.watch(one).reason == "killed"
+    assert pul.sync.watch(other.ref, 10.0).reason == "failed"
+    assert third.add(1) == 1
+    threading.Timer(0.05, pul.sync.stop, [third]).start()
+    assert pul.sync.watch(third.awaiting, 10.0) == pul.core.Ended(third.ref, "stopped")
+
+
 def test_messages_and_their_streams(system: pul.sync.System) -> None:
     one = pul.sync.spawn(Receiver())
     assert one.ask({"a": 1}) == {"a": 1}

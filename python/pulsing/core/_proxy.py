@@ -43,6 +43,12 @@ class ActorProxy:
         self._methods = None if methods is None else frozenset(methods)
         self._options = options or PLAIN
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Here it would hide what the actor has. A method may be replaced, as tests do.
+        if not name.startswith("_") and (self._methods is None or name not in self._methods):
+            raise AttributeError(f"cannot set {name!r}: an actor's state is its own; call a method that sets it")
+        super().__setattr__(name, value)
+
     @property
     def ref(self) -> ActorRef:
         """The reference behind the proxy."""
@@ -132,6 +138,10 @@ class ActorProxy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorProxy, (self._ref, self._methods)
+
+
+OWN = frozenset(name for name in vars(ActorProxy) if not name.startswith("_"))
+"""What of a proxy is its own: methods of an actor that are called so cannot be called through it."""
 
 
 class BoundMethod:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import warnings
 import weakref
 from typing import Any, overload
 
 from pulsing.core._ids import NodeId
-from pulsing.core._proxy import ActorProxy, method_names
+from pulsing.core._proxy import OWN, ActorProxy, method_names
 from pulsing.core._supervision import RestartPolicy, check_limits
 from pulsing.exceptions import CodeNotFoundError, PulsingRuntimeError
 
@@ -71,7 +72,7 @@ class ActorClass:
             new_process: It lives in a process of its own, with an interpreter and a GIL of its own, which ends with it,
                 and with the node that started it. A restart policy starts a process that died again, under the same
                 name, which it needs then.
-            **kwargs: For the constructor.
+            **kwargs: For the constructor. Its parameters that are called as one of the above are given by position.
 
         Raises:
             Exception: What the constructor or `on_start` raised, there as here.
@@ -276,6 +277,13 @@ def remote(
     def wrap(target: type) -> ActorClass:
         if not inspect.isclass(target):
             raise TypeError(f"@pul.remote goes on a class, not on {target!r}")
+        hidden = sorted(OWN & method_names(target))
+        if hidden:
+            warnings.warn(
+                f"{target.__qualname__}: proxies have {', '.join(hidden)} of their own; methods called so cannot be "
+                "called from outside",
+                stacklevel=2 if cls is None else 3,
+            )
         return ActorClass(target, policy, mailbox, max_concurrency)
 
     return wrap if cls is None else wrap(cls)

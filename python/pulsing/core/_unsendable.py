@@ -10,6 +10,7 @@ from typing import Any
 
 from pulsing.core._errors import text_of
 from pulsing.core._pickle import dumps_whole
+from pulsing.core._proxy import MethodCall
 
 _BUDGET = 2000
 """Attempts at pickling parts before the search settles for what it has found: a hint, not worth seconds."""
@@ -19,7 +20,7 @@ _TELLING = (TypeError, AttributeError, pickle.PicklingError)
 
 
 def _is_stream(value: Any) -> bool:
-    return isinstance(value, (types.GeneratorType, types.CoroutineType, AsyncIterator))
+    return isinstance(value, (types.GeneratorType, types.CoroutineType, AsyncIterator, MethodCall))
 
 
 def unsendable(error: TypeError, where: str, parts: list[tuple[str, Any]]) -> TypeError:
