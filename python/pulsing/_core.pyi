@@ -228,6 +228,7 @@ class System:
         secret_file: str | PathLike[str] | None,
         join_timeout: float | None,
         observe: bool,
+        observe_addr: str | None,
         handshake_timeout: float,
         max_handshakes: int,
         max_observers: int,
@@ -258,6 +259,10 @@ class System:
     @property
     def bound(self) -> str:
         """Address it listens on, ``ip:port``; other than `addr` for a wildcard, or where another one is advertised."""
+
+    @property
+    def observed_at(self) -> str | None:
+        """Address where it answers observers besides its port, ``ip:port``; None: nowhere."""
 
     def register(
         self,

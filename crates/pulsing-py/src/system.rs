@@ -130,7 +130,7 @@ pub(crate) fn pki_files(
 #[pymethods]
 impl System {
     #[staticmethod]
-    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, cert, key, ca, insecure, secret_file, join_timeout, observe, handshake_timeout, max_handshakes, max_observers, max_message, stream_idle, threads, preset = None, host = None))]
+    #[pyo3(signature = (bridge, token, *, addr, advertise, seeds, cluster, passphrase, cert, key, ca, insecure, secret_file, join_timeout, observe, observe_addr, handshake_timeout, max_handshakes, max_observers, max_message, stream_idle, threads, preset = None, host = None))]
     fn start(
         py: Python<'_>,
         bridge: &Bridge,
@@ -147,6 +147,7 @@ impl System {
         secret_file: Option<PathBuf>,
         join_timeout: Option<f64>,
         observe: bool,
+        observe_addr: Option<String>,
         handshake_timeout: f64,
         max_handshakes: usize,
         max_observers: usize,
@@ -178,6 +179,7 @@ impl System {
             secret_file,
             join_timeout: seconds("join_timeout", join_timeout)?,
             observe,
+            observe_addr,
             max_handshakes,
             max_observers,
             transport,
@@ -216,6 +218,10 @@ impl System {
     #[getter]
     fn bound(&self) -> String {
         self.core.bound().to_string()
+    }
+    #[getter]
+    fn observed_at(&self) -> Option<String> {
+        self.core.observed_at().map(|at| at.to_string())
     }
     #[pyo3(signature = (bridge, key, actor, *, name, public, class_name, metadata, internal, unique))]
     fn register(

@@ -39,9 +39,11 @@ class SystemConfig:
         secret_file: File of the per-user secret that peers on one host prove; None: the default place.
         join_timeout: Seconds to wait for the seeds; None for ever.
         observe: Answer observers on the node's port.
+        observe_addr: ``host:port`` where observers are answered besides, in plain HTTP whatever the security; None:
+            nowhere. What it tells is read-only and open to whoever reaches it.
         handshake_timeout: Seconds that a connection may take to say what it is, and to prove it.
         max_handshakes: Connections that may be doing so.
-        max_observers: Observers served at once.
+        max_observers: Observers served at once, at each of the two places.
         preset: How patient failure detection is: "local", "lan", "wan"; "auto": local without a secret, else lan.
         default_timeout: Seconds a call waits for its first answer unless it says otherwise; None for ever.
         start_timeout: Seconds an actor's constructor may take, and then its `on_start`; None for ever. The default
@@ -77,6 +79,7 @@ class SystemConfig:
     secret_file: str | None = None
     join_timeout: float | None = 10.0
     observe: bool = True
+    observe_addr: str | None = None
     handshake_timeout: float = 5.0
     max_handshakes: int = 512
     max_observers: int = 256
@@ -161,6 +164,7 @@ class NodeSettings(TypedDict, total=False):
     secret_file: str | None
     join_timeout: float | None
     observe: bool
+    observe_addr: str | None
     handshake_timeout: float
     max_handshakes: int
     max_observers: int

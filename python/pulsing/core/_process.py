@@ -330,7 +330,12 @@ class Processes:
 def _boot(system: ActorSystem, label: str, addr: str, actor: ActorId) -> bytes:
     """What the process is told. Over its own channel: a command line and an environment can be read by others."""
     config = dataclasses.replace(
-        system.config, addr=addr, seeds=(system.addr,), join_timeout=system.config.process_start_timeout
+        system.config,
+        addr=addr,
+        seeds=(system.addr,),
+        join_timeout=system.config.process_start_timeout,
+        # One address, which is taken.
+        observe_addr=None,
     )
     if config.advertise is not None:
         # A port of its own, and a way to the parent that needs no detour through what stands between it and others.

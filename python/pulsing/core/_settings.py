@@ -261,6 +261,16 @@ SETTINGS: tuple[Setting, ...] = (
         lambda value: isinstance(value, bool),
     ),
     Setting(
+        "observe_addr",
+        str | None,
+        None,
+        "host:port",
+        "where observers are answered besides, in plain HTTP whatever the cluster's security; with `--no_observe` "
+        "there only",
+        "host:port",
+        text,
+    ),
+    Setting(
         "handshake_timeout",
         float,
         5.0,
@@ -283,7 +293,7 @@ SETTINGS: tuple[Setting, ...] = (
         int,
         256,
         "connections",
-        "how many observers are served at once; others get a 503",
+        "how many observers are served at once at each of the two places; others get a 503",
         f"1 to {MOST_COUNT}",
         number(1, MOST_COUNT, whole=True),
     ),

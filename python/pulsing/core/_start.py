@@ -45,6 +45,7 @@ async def start_core(config: SystemConfig, bridge: LoopBridge, host: _core.TestH
             secret_file=config.secret_file,
             join_timeout=config.join_timeout,
             observe=config.observe,
+            observe_addr=config.observe_addr,
             handshake_timeout=config.handshake_timeout,
             max_handshakes=config.max_handshakes,
             max_observers=config.max_observers,

@@ -188,6 +188,11 @@ class ActorSystem:
         """Address that others reach this node at, ``ip:port``."""
         return self.core.addr
 
+    @property
+    def observed_at(self) -> str | None:
+        """Address where observers are answered besides the node's port, ``ip:port``; None: nowhere."""
+        return self.core.observed_at
+
     # -- actors -------------------------------------------------------------------------------------------------------
 
     async def spawn(

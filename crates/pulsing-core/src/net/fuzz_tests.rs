@@ -258,7 +258,7 @@ fn requests_of_observers() {
             let _ = far.read_to_end(&mut answer).await;
         };
         let all = Semaphore::new(1);
-        let served = observe::serve_within(near, Arc::new(Nothing), &all);
+        let served = observe::serve_within(near, Arc::new(Nothing), observe::Scope::All, &all);
         runtime.block_on(async {
             tokio::time::timeout(HANG, async { tokio::join!(asked, served) }).await.expect("it hangs");
         });

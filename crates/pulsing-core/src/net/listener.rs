@@ -22,7 +22,7 @@ use super::tls::ClusterTls;
 use super::transport::{Listener, Stream};
 use super::wire::MAGIC;
 use crate::error::Error;
-use crate::observe::{self, ObserveSource};
+use crate::observe::{self, ObserveSource, Scope};
 use crate::seldom::Seldom;
 
 /// First byte of a TLS record.
@@ -85,8 +85,10 @@ pub struct ListenerConfig {
     pub session: SessionConfig,
     /// Membership traffic.
     pub inbox: Inbox,
-    /// Observers; `None` = they are turned away.
-    pub observe: Option<Arc<dyn ObserveSource>>,
+    /// What observers are told from.
+    pub source: Arc<dyn ObserveSource>,
+    /// Whether they are. If not, a process of this host still learns whether the node is about to free its port.
+    pub observe: bool,
 }
 
 /// Connections that have not yet shown what they are, oldest first.
@@ -201,8 +203,12 @@ async fn welcome(stream: Stream, from: SocketAddr, config: ListenerConfig, share
     known.store(true, Relaxed);
     match shown {
         Shown::Observer(stream) => {
-            let Some(source) = config.observe else { return };
-            if let Some(reason) = observe::serve_within(*stream, source, &shared.observers).await {
+            let scope = match config.observe {
+                true => Scope::All,
+                false if handshake::is_local(from.ip()) => Scope::Readiness,
+                false => return,
+            };
+            if let Some(reason) = observe::serve_within(*stream, config.source, scope, &shared.observers).await {
                 refused(refusals::Kind::Garbage, &reason);
             }
         }

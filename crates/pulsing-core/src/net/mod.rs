@@ -15,6 +15,7 @@ pub(crate) mod deadline;
 pub mod direct;
 #[cfg(test)]
 mod fuzz_tests;
+pub(crate) mod guests;
 pub(crate) mod handshake;
 mod inbound;
 mod landing;

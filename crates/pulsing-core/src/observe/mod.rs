@@ -8,5 +8,5 @@ mod source;
 
 pub use client::{MAX_BODY, ObserveError, Protocol, Response, get, get_many, get_with};
 pub use metrics::{Counter, Metrics};
-pub use server::{serve, serve_within};
+pub use server::{Scope, serve, serve_within};
 pub use source::{LocalActor, NodeStatus, ObserveSource, Readiness};

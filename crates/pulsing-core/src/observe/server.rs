@@ -28,10 +28,21 @@ const HEADER_LIMIT: Duration = Duration::from_secs(5);
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
 /// What is said to one observer too many.
 const BUSY: &str = "this node serves as many observers as it may: come again, or raise --max_observers";
+/// What is said where observers are not answered.
+const SILENT: &str = "this node was started with --no_observe: it tells nothing here";
 /// What a closing connection gets to take the rest of its last answer.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// Request heads are short; a longer one is no observer.
 const MAX_HEAD: usize = 16 * 1024;
+
+/// What an observer is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Everything.
+    All,
+    /// Whether the node is ready, and no more: enough for who waits for its port.
+    Readiness,
+}
 
 /// Serves one accepted connection until the observer closes it or falls silent. The stream must begin with the
 /// connection's first byte: a listener that looked at it replays it.
@@ -41,16 +52,21 @@ pub async fn serve<I>(io: I, source: Arc<dyn ObserveSource>)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let _ = serve_within(io, source, &Semaphore::new(1)).await;
+    let _ = serve_within(io, source, Scope::All, &Semaphore::new(1)).await;
 }
 
 /// [`serve`] for as many at once as `connections` has permits; others are told to come again. They are guests: a flood of them
 /// must not take the node's descriptors. Returns why who connected was no observer, if nothing that it sent made sense.
-pub async fn serve_within<I>(io: I, source: Arc<dyn ObserveSource>, connections: &Semaphore) -> Option<String>
+pub async fn serve_within<I>(
+    io: I,
+    source: Arc<dyn ObserveSource>,
+    scope: Scope,
+    connections: &Semaphore,
+) -> Option<String>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    serve_limited(io, source, connections, Limits::default()).await
+    serve_limited(io, source, scope, connections, Limits::default()).await
 }
 
 #[derive(Clone, Copy)]
@@ -69,6 +85,7 @@ impl Default for Limits {
 async fn serve_limited<I>(
     mut io: I,
     source: Arc<dyn ObserveSource>,
+    scope: Scope,
     connections: &Semaphore,
     limits: Limits,
 ) -> Option<String>
@@ -93,7 +110,7 @@ where
     let service = service_fn(move |request: Request<Incoming>| {
         begun.store(true, Relaxed);
         began.send_replace(Instant::now());
-        let response = answer(request.method(), request.uri().path(), source.as_ref());
+        let response = answer(request.method(), request.uri().path(), source.as_ref(), scope);
         async move { Ok::<_, Infallible>(response) }
     });
 
@@ -124,12 +141,15 @@ where
 
 type Answer = Response<Full<Bytes>>;
 
-fn answer(method: &Method, path: &str, source: &dyn ObserveSource) -> Answer {
+fn answer(method: &Method, path: &str, source: &dyn ObserveSource, scope: Scope) -> Answer {
     if method != Method::GET && method != Method::HEAD {
         let message = format!("{method} is not allowed here: observer endpoints are read-only, use GET");
         let mut response = error(StatusCode::METHOD_NOT_ALLOWED, &message);
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return response;
+    }
+    if scope == Scope::Readiness && path != "/ready" {
+        return error(StatusCode::NOT_FOUND, SILENT);
     }
     match path {
         "/health" => json(StatusCode::OK, &status(source, Some("ok"))),
@@ -371,7 +391,7 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(1024);
         let served = tokio::spawn(async move {
             let connections = Semaphore::new(1);
-            serve_limited(server, Arc::new(Fake::default()), &connections, quick()).await;
+            serve_limited(server, Arc::new(Fake::default()), Scope::All, &connections, quick()).await;
         });
         client.write_all(b"GET /health HTTP/1.1\r\nhost: ").await.unwrap();
         timeout(LIMIT, served).await.expect("a slow head must not hold its connection").unwrap();
@@ -384,7 +404,7 @@ mod tests {
             let (mut client, server) = tokio::io::duplex(16);
             let served = tokio::spawn(async move {
                 let connections = Semaphore::new(1);
-                serve_limited(server, Arc::new(Fake::default()), &connections, quick()).await;
+                serve_limited(server, Arc::new(Fake::default()), Scope::All, &connections, quick()).await;
             });
             client.write_all(first.as_bytes()).await.unwrap();
             timeout(LIMIT, served).await.expect("an idle observer must not hold its connection").unwrap();
@@ -395,7 +415,7 @@ mod tests {
     async fn connections_over_the_bound_are_told_503() {
         let (mut client, server) = tokio::io::duplex(1024);
         let connections = Semaphore::new(0);
-        serve_limited(server, Arc::new(Fake::default()), &connections, quick()).await;
+        serve_limited(server, Arc::new(Fake::default()), Scope::All, &connections, quick()).await;
         let mut text = String::new();
         client.read_to_string(&mut text).await.unwrap();
         assert!(text.starts_with("HTTP/1.1 503"), "{text}");

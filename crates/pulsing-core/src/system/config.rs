@@ -43,6 +43,8 @@ pub struct SystemConfig {
     pub join_timeout: Option<Duration>,
     /// Answer observers (`/health`, `/actors`, ...) on the node's port.
     pub observe: bool,
+    /// `host:port` where observers are answered besides, in plain HTTP whatever the cluster's security; `None` = nowhere.
+    pub observe_addr: Option<String>,
     /// Largest message sent to a peer or accepted from one, in bytes.
     pub max_message: u64,
     /// How patient failure detection is; `None` = local where peers prove the per-user secret, which they do on one host
@@ -54,7 +56,7 @@ pub struct SystemConfig {
     pub handshake_timeout: Duration,
     /// How many connections may be doing so; beyond, the oldest one of the address that holds the most is closed.
     pub max_handshakes: usize,
-    /// How many observers are served at once; others are told to come again.
+    /// How many observers are served at once at each of the two places; others are told to come again.
     pub max_observers: usize,
     /// Which wire versions to speak. Narrower than what the build knows only in a test of versions that meet, or do not.
     pub versions: Versions,
@@ -80,6 +82,7 @@ impl Default for SystemConfig {
             secret_file: None,
             join_timeout: Some(Duration::from_secs(10)),
             observe: true,
+            observe_addr: None,
             max_message: 4 << 30,
             preset: None,
             stream_idle: Some(Duration::from_secs(300)),

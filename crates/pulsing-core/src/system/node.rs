@@ -18,7 +18,7 @@ use super::names::Listeners;
 use super::service::NODE_ACTOR;
 use super::watching::Watching;
 use super::{Member, MemberState, Security, Seed, SystemConfig, Target};
-use super::{address, check, join, port, reply, service};
+use super::{address, check, join, observe, port, reply, service};
 use crate::call::{Call, CallHandle, CallOptions, CancelSignal, Mode, Reply, ReplyEvent, ReplySink, Responder};
 use crate::cluster::{Identity, MemberInfo, Membership, Registry, Touched};
 use crate::error::{Error, Result};
@@ -27,6 +27,7 @@ use crate::id::{ActorId, NodeId};
 use crate::moment::from_now;
 use crate::net::control::{Control, Inbox};
 use crate::net::deadline::Deadlines;
+use crate::net::guests;
 use crate::net::handshake::{Credentials, Trust};
 use crate::net::link::{Limits, Link, LinkConfig};
 use crate::net::listener::{self, ListenerConfig};
@@ -59,6 +60,7 @@ pub(super) struct Inner {
     pub(super) driver: mpsc::UnboundedSender<Input>,
     pub(super) seeds: Vec<Seed>,
     pub(super) bound: SocketAddr,
+    observed_at: Option<SocketAddr>,
     /// The user was told that its seeds cannot reach this node.
     pub(super) warned: AtomicBool,
     pub(super) link_config: LinkConfig,
@@ -108,8 +110,9 @@ impl System {
             }
         };
         let transport = config.transport.clone();
-        let listener = port::listen(binding.bind, &transport, &trust).await?;
+        let listener = port::listen(binding.bind, "--addr", &transport, &trust).await?;
         let port = listener.port().map_err(|e| Error::Config(e.to_string()))?;
+        let guests = observe::listen(&config, &transport).await?;
         let id = transport.node_id();
         let told = SocketAddr::new(binding.advertise, binding.port.unwrap_or(port));
         let identity = Identity::new(id, told, transport.epoch());
@@ -142,6 +145,7 @@ impl System {
             driver,
             seeds,
             bound: SocketAddr::new(binding.bind.ip(), port),
+            observed_at: guests.as_ref().map(|(_, at)| *at),
             warned: AtomicBool::new(false),
             link_config: link_config.clone(),
             changes: watch::channel(0).0,
@@ -171,8 +175,18 @@ impl System {
             max_message: inner.config.max_message,
             closing: Arc::clone(&inner.closing),
         };
-        let observe = inner.config.observe.then(|| Arc::clone(&inner) as Arc<dyn ObserveSource>);
-        let accept = ListenerConfig { link: link_config.clone(), session, inbox: inbox.clone(), observe };
+        let source = Arc::clone(&inner) as Arc<dyn ObserveSource>;
+        let accept = ListenerConfig {
+            link: link_config.clone(),
+            session,
+            inbox: inbox.clone(),
+            source: Arc::clone(&source),
+            observe: inner.config.observe,
+        };
+        if let Some((listener, at)) = guests {
+            tracing::info!(addr = %at, "observers are answered without TLS and without a secret");
+            inner.tasks.lock().push(transport.spawn(guests::run(listener, link_config.clone(), source)));
+        }
         let membership = Membership::new(identity, inner.config.preset(), transport.random());
         let control = Control::new(link_config, inbox.events);
         let driver = Driver::new(Arc::clone(&inner), membership, control, synced_tx);
@@ -210,6 +224,10 @@ impl System {
     /// The address it listens on; another one than `addr` for a wildcard, and where it advertises another.
     pub fn bound(&self) -> SocketAddr {
         self.0.bound
+    }
+    /// Where it answers observers besides; `None` = on its port only.
+    pub fn observed_at(&self) -> Option<SocketAddr> {
+        self.0.observed_at
     }
     /// The counters of this node.
     pub fn metrics(&self) -> &Arc<Metrics> {

@@ -1,11 +1,29 @@
 //! What observers of a node's port are told.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::node::Inner;
 use super::view::{Instance, Member};
+use super::{SystemConfig, address, port};
+use crate::error::{Error, Result};
+use crate::net::handshake::Trust;
+use crate::net::transport::{Listener, Transport};
 use crate::observe::{LocalActor, Metrics, NodeStatus, ObserveSource};
+
+/// Listens where observers are answered besides the node's port, if anywhere.
+///
+/// # Errors
+/// `InvalidAddress`, `Bind`.
+pub(super) async fn listen(config: &SystemConfig, transport: &Transport) -> Result<Option<(Listener, SocketAddr)>> {
+    let Some(text) = &config.observe_addr else { return Ok(None) };
+    let at = address::resolve(text, transport).await?[0];
+    // Whoever held it before was asked in plain HTTP, too.
+    let listener = port::listen(at, "--observe_addr", transport, &Trust::Anyone).await?;
+    let port = listener.port().map_err(|error| Error::Config(error.to_string()))?;
+    Ok(Some((listener, SocketAddr::new(at.ip(), port))))
+}
 
 impl ObserveSource for Inner {
     fn status(&self) -> NodeStatus {

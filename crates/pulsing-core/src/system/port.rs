@@ -20,11 +20,11 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// What the holder of the port gets to say who it is.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// Listens on `addr`. A port held by a node that leaves is waited for.
+/// Listens on `addr`, which `flag` chose. A port held by a node that leaves is waited for.
 ///
 /// # Errors
 /// `Bind` with the system's words, or saying who holds the port.
-pub(super) async fn listen(addr: SocketAddr, transport: &Transport, trust: &Trust) -> Result<Listener> {
+pub(super) async fn listen(addr: SocketAddr, flag: &str, transport: &Transport, trust: &Trust) -> Result<Listener> {
     let failed = |reason: String| Error::Bind { addr: addr.to_string(), reason };
     let begun = Instant::now();
     let mut told = false;
@@ -47,7 +47,7 @@ pub(super) async fn listen(addr: SocketAddr, transport: &Transport, trust: &Trus
                 }
                 None => String::new(),
             };
-            return Err(failed(format!("the port is in use{whose}; choose another --addr or stop its holder")));
+            return Err(failed(format!("the port is in use{whose}; choose another {flag} or stop its holder")));
         }
         if leaves && !told {
             told = true;
