@@ -45,6 +45,7 @@ def test_a_held_port_cannot_be_bound() -> None:
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
                 with pytest.raises(OSError, match="in use"):
                     other.bind(("127.0.0.1", port))
+        assert holder.rehold(port)
         holder.release_sockets(port)
         with socket.create_server(("127.0.0.1", port)):
             assert not holder.rehold(port)

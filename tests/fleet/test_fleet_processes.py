@@ -192,6 +192,22 @@ def test_restart_never_and_logs_of_old_generations(fleet: Fleet) -> None:
     assert [path.name for path in (fleet.state / "test" / "logs.previous").glob("*")] == ["chat.0.0.g1.log"]
 
 
+def test_logs_are_where_the_file_says_and_where_they_cannot_be_nothing_starts(fleet: Fleet) -> None:
+    fleet.write(engine(), log_dir=str(fleet.directory / "elsewhere"))
+    fleet.up()
+    log = pathlib.Path(fleet.wait("chat/0")["logs"]["0"])
+    assert log.parent == fleet.directory / "elsewhere" / "test"
+    assert f"logs below {log.parent}\n" in fleet.said.read_text()
+    assert fleet.run("down").returncode == 0
+
+    (fleet.directory / "file").touch()
+    fleet.write(engine(), log_dir=str(fleet.directory / "file" / "logs"))
+    result = fleet.run("up")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"Not a directory: '{fleet.directory}/file/logs/test'" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_not_ready_in_time(fleet: Fleet) -> None:
     fleet.write(engine("--silent", ready={"within": 0.5, "every": 0.05}, restart={"when": "never"}))
     fleet.up()

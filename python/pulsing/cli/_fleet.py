@@ -126,7 +126,7 @@ def up(
         try:
             if launcher.killed_leftovers:
                 to_stderr(f"killed {len(launcher.killed_leftovers)} processes that an earlier run left behind")
-            to_stderr(f"fleet {deployment.name}: {len(launcher.cells)} cells; logs below {launcher.dir.path}")
+            to_stderr(f"fleet {deployment.name}: {len(launcher.cells)} cells; logs below {launcher.log_dir}")
             await launcher.wait()
             await asyncio.gather(*stopping)
         finally:

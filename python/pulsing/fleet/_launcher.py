@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -43,6 +44,16 @@ def _rotate(log_dir: pathlib.Path) -> None:
         with contextlib.suppress(OSError):
             shutil.rmtree(previous, ignore_errors=True)
             log_dir.rename(previous)
+
+
+def _writable(log_dir: pathlib.Path) -> None:
+    """Makes the directory, and a file in it: no restart of a cell would help where that does not work."""
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=log_dir):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(log_dir)) from error
 
 
 class Launcher:
@@ -87,6 +98,12 @@ class Launcher:
         self.killed_leftovers: list[int] = []
 
     @property
+    def log_dir(self) -> pathlib.Path:
+        """Where the logs of this run go."""
+        chosen = self.deployment.log_dir
+        return (pathlib.Path(chosen, self.deployment.name) if chosen else self.dir.path / "logs").absolute()
+
+    @property
     def cells(self) -> list[CellStatus]:
         """All cells, in the deployment's order."""
         return [run.status for run in self._runs]
@@ -98,7 +115,7 @@ class Launcher:
             FleetRunningError: it runs already.
             ValueError: the deployment cannot run here.
             PortTakenError: a fixed port is not free.
-            OSError: the state directory cannot be written.
+            OSError: the state directory, or that of the logs, cannot be written.
         """
         try:
             before = self.dir.acquire()
@@ -119,16 +136,17 @@ class Launcher:
             for cell in layout.cells:
                 layout.commands(cell)
                 layout.join_argv(cell)
+            _rotate(self.log_dir)
+            _writable(self.log_dir)
         except BaseException:
             if self._backend is not None:
                 await self._backend.close()
             self.dir.release()
             raise
-        chosen = self.deployment.log_dir
-        log_dir = (pathlib.Path(chosen, self.deployment.name) if chosen else self.dir.path / "logs").absolute()
-        _rotate(log_dir)
         self._runs = [
-            CellRun(cell, layout, backend, self.run_id, log_dir, self.deployment.keep_generations, onlooker, self._note)
+            CellRun(
+                cell, layout, backend, self.run_id, self.log_dir, self.deployment.keep_generations, onlooker, self._note
+            )
             for cell in layout.cells
         ]
         self._write()

@@ -132,8 +132,8 @@ class PortHolder:
         return port
 
     def rehold(self, port: int, count: int = 1) -> bool:
-        """For ports that are ours by lock: whether nobody has bound them meanwhile."""
-        return all(_is_free(at, self._host) for at in range(port, port + count))
+        """For ports that are ours by lock: whether nobody has bound them meanwhile, which needs that we let them go."""
+        return all(self._sockets.get(at) is not None or _is_free(at, self._host) for at in range(port, port + count))
 
     def release_sockets(self, port: int, count: int = 1) -> None:
         """Lets the command bind these ports; other launchers still leave them alone."""
