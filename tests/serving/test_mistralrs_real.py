@@ -155,6 +155,13 @@ def test_a_prompt_that_is_too_long(worker: MistralRsWorker) -> None:
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
+@pytest.mark.parametrize("prompt", ["", ["The capital of France is", ""]])
+def test_an_empty_prompt_is_the_clients_mistake(worker: MistralRsWorker, prompt: Any) -> None:
+    with pytest.raises(RequestError, match="no empty prompt") as caught:
+        run(worker, completion(prompt=prompt))
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
 def test_what_it_cannot_do_it_does_not_list() -> None:
     assert not MistralRsWorker.supports & {"seed", "logprobs", "tools", "response_format", "prompt_tokens"}
 

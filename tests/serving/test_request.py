@@ -11,7 +11,7 @@ import pytest
 from pulsing import _core
 from pulsing.core._shown import shown
 from pulsing.serving._errors import RequestError
-from pulsing.serving._request import GenerateRequest
+from pulsing.serving._request import GenerateRequest, unsupported
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -333,3 +333,17 @@ def test_s2_a_workers_message_is_read_as_its_parts_are(fields: dict[str, Any]) -
         assert wire.surroundings() == {"api": api, "continue_tokens": (3, 4), **said}
     parts = GenerateRequest.from_body("chat.completions", body, continue_tokens=(3, 4), **said)
     assert GenerateRequest.within({**wire.surroundings(), "api": "chat.completions"}, body) == parts
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "param"),
+    [
+        ({"prompt": [1, 2]}, "prompts of token ids; send one text or", "prompt"),
+        ({"prompt": ["a", "b"]}, "several prompts in one request; send one text or", "prompt"),
+        ({"seed": 1, "n": 2}, "n, seed; leave it out or", "n"),
+    ],
+)
+def test_what_an_engine_has_not_is_told_in_the_clients_words(asked: dict[str, Any], words: str, param: str) -> None:
+    error = unsupported("some", completion(**asked).needs - {"max_tokens"})
+    assert error.message == f"the some engine does not support {words} use another worker"
+    assert (error.status, error.param, error.code) == (400, param, "unsupported_parameter")

@@ -285,6 +285,26 @@ def _asked(request: GenerateRequest, body: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(asked)
 
 
+# Needs that are no fields, but shapes that the prompt of a completion has.
+_SHAPES = {"prompt": "several prompts in one request", "prompt_tokens": "prompts of token ids"}
+
+
+def unsupported(engine: str, needs: frozenset[str]) -> RequestError:
+    """What a request gets that needs what the engine has not.
+
+    Args:
+        engine: How the engine is called.
+        needs: What it lacks of `GenerateRequest.needs`.
+    """
+    names = sorted(needs)
+    words = ", ".join(_SHAPES.get(name, name) for name in names)
+    way = "leave it out" if needs.isdisjoint(_SHAPES) else "send one text"
+    elsewhere = "" if engine == "custom" else " or use another worker"
+    param = "prompt" if names[0] in _SHAPES else names[0]
+    text = f"the {engine} engine does not support {words}; {way}{elsewhere}"
+    return RequestError(400, text, param, "unsupported_parameter")
+
+
 def _refuse(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON number")
 

@@ -246,6 +246,8 @@ class MistralRsWorker(Worker):
         if self.max_model_len:
             limit = min(limit, self.max_model_len)
         prompts: list[str | None] = [None] if request.messages else [str(prompt) for prompt in request.prompts]
+        if "" in prompts:
+            raise RequestError(400, "the mistralrs engine reads no empty prompt", "prompt")
         prompt_tokens = completion_tokens = 0
         for at, prompt in enumerate(prompts):
             for choice in range(request.n):

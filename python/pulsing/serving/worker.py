@@ -37,7 +37,7 @@ from pulsing.serving._questions import (
     answered,
 )
 from pulsing.serving._reports import LoadReports
-from pulsing.serving._request import GenerateRequest
+from pulsing.serving._request import GenerateRequest, unsupported
 from pulsing.serving._slots import Slots
 from pulsing.serving._text import StopFilter
 from pulsing.serving._threads import in_daemon_thread
@@ -502,14 +502,7 @@ class Worker(TellsBlocks, Actor):
 
     def _check(self, request: GenerateRequest) -> None:
         if not request.needs <= self.supports:
-            unsupported = sorted(request.needs - self.supports)
-            raise RequestError(
-                400,
-                f"the {self.engine} engine does not support {', '.join(unsupported)}; leave it out"
-                + (" or use another worker" if self.engine != "custom" else ""),
-                unsupported[0],
-                "unsupported_parameter",
-            )
+            raise unsupported(self.engine, request.needs - self.supports)
         if (request.continue_text or request.continue_tokens) and not self.continues:
             raise RequestError(
                 400, f"the {self.engine} engine cannot go on with another worker's answer", code="cannot_continue"
