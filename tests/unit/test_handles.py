@@ -89,3 +89,14 @@ def test_methods_that_a_proxy_would_hide_are_told_where_the_class_is_made() -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pul.remote(type("Plain", (), {"answer": lambda self: 1, "_ask": lambda self: 2}))
+
+
+def test_a_reference_says_how_methods_are_called(run: Run) -> None:
+    async def main() -> None:
+        async with cluster(1) as (here,):
+            ref = (await Worker.spawn(system=here)).ref
+            with pytest.raises(AttributeError, match=r"a proxy calls methods: `ref\.as_any\(\)\.slowly\(\.\.\.\)`"):
+                ref.slowly(1)
+            assert getattr(ref, "_private", None) is None
+
+    run(main())

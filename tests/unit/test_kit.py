@@ -233,6 +233,13 @@ def test_what_makes_no_sense_is_refused_in_words() -> None:
         simulate(seed=1, seeds=2)
     with pytest.raises(TypeError, match="first parameter is the network"):
         simulate()(lambda: None)
+    with pytest.raises(TypeError, match="first parameter is the network"):
+        simulate(scenario.__class__)
+
+
+@simulate
+async def test_the_decorator_goes_without_parentheses_too(net: Network) -> None:
+    assert (await net.system("a")).addr in net.members(await net.system("b", seeds=["a"]))
 
 
 def test_a_scenario_that_waits_for_what_never_comes_ends() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from sys import modules
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pulsing.core._arguments import PLAIN_TYPES, ask_streaming, carries_stream, is_stream, no_stream_in_tell
 from pulsing.core._context import CallContext, current
@@ -83,6 +83,12 @@ class ActorRef:
     async def tell(self, msg: Any, *, no_wait: bool = False) -> None:
         """Sends a message without an answer; waits only for a place in a full mailbox."""
         await self._tell(OP_MESSAGE, "", (msg,), {}, Options(DEFAULT, no_wait) if no_wait else PLAIN)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        text = f"a reference has no {name!r}"
+        if not name.startswith("_"):
+            text += f"; a proxy calls methods: `ref.as_any().{name}(...)`, or what `await pul.resolve(name)` returns"
+        raise AttributeError(text, name=name, obj=self)
 
     def as_any(self) -> ActorProxy:
         """A proxy that forwards any method name."""

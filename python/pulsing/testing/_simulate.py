@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, overload
 
 from pulsing.testing._network import LIMIT, Network
 from pulsing.testing._seed import from_environment
@@ -13,15 +13,27 @@ from pulsing.testing._seed import from_environment
 Scenario = Callable[..., Coroutine[Any, Any, None]]
 
 
+@overload
+def simulate(scenario: Scenario, /) -> Callable[..., None]: ...
+@overload
 def simulate(
     *, seed: int | None = None, seeds: int | Sequence[int] | None = None, limit: float = LIMIT
-) -> Callable[[Scenario], Callable[..., None]]:
+) -> Callable[[Scenario], Callable[..., None]]: ...
+def simulate(
+    scenario: Scenario | None = None,
+    /,
+    *,
+    seed: int | None = None,
+    seeds: int | Sequence[int] | None = None,
+    limit: float = LIMIT,
+) -> Any:
     """Makes ``async def test(net, ...)`` a plain test function, which runs it on a network of its own.
 
     Further parameters remain the test's: fixtures, parametrization. ``PULSING_TEST_SEED`` replaces the seeds
     given here.
 
     Args:
+        scenario: The test, when used without parentheses.
         seed: The seed of every run; None: a random one each time.
         seeds: Run it once for each of these seeds, or for 0 to n-1.
         limit: Seconds of the network's time that one run may take.
@@ -52,4 +64,4 @@ def simulate(
         test.__dict__["__signature__"] = signature.replace(parameters=parameters[1:])
         return test
 
-    return decorate
+    return decorate if scenario is None else decorate(scenario)
