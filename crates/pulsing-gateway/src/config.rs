@@ -57,6 +57,9 @@ pub struct GatewayConfig {
     pub max_requests: usize,
     /// Requests whose bodies are being received; they are not in the house yet, and more are refused with 503. Default 4096.
     pub max_receiving: usize,
+    /// Bytes of all request bodies, those on their way included, beyond which none may become larger than 64 KiB; it is
+    /// refused with 503. Default 4 GiB.
+    pub max_bodies: usize,
     /// Limit of one request from arrival to its last byte. Default 600 s, the openai clients' own limit.
     #[serde(deserialize_with = "seconds")]
     pub request_timeout: Duration,
@@ -146,6 +149,7 @@ impl Default for GatewayConfig {
             max_body: 64 << 20,
             max_requests: 4096,
             max_receiving: 4096,
+            max_bodies: 4 << 30,
             request_timeout: Duration::from_secs(600),
             header_timeout: Duration::from_secs(120),
             body_timeout: Duration::from_secs(30),

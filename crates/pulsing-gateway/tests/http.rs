@@ -9,6 +9,7 @@ use std::time::Duration;
 use common::{CHAT, Client, FakeCluster, STREAM, answer, done, get, hello, post, send, text, until};
 use pulsing_gateway::protocol::{self, Deltas};
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
 async fn a_chat_is_answered_whole_and_the_body_travels_untouched() {
@@ -395,6 +396,50 @@ async fn a_full_house_refuses_before_the_body_and_gives_places_back() {
     assert!(metrics.contains("pulsing_router_in_flight 0"), "{metrics}");
     assert!(metrics.contains("pulsing_router_rejected_total 1"), "{metrics}");
     assert!(metrics.contains("pulsing_router_disconnects_total 2"), "{metrics}");
+}
+
+#[tokio::test]
+async fn s6_large_bodies_that_do_not_end_fill_no_memory_and_keep_no_small_ones_out() {
+    let cluster = FakeCluster::new();
+    cluster.worker(hello);
+    let gateway = cluster.gateway(|config| config.max_bodies = 1 << 20).await;
+    let begun = async || {
+        let mut client = Client::connect(&gateway).await;
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 60000000\r\n\r\n{";
+        client.write(format!("{head}{}", " ".repeat(300 << 10)).as_bytes()).await;
+        client
+    };
+    let mut all = Vec::new();
+    for _ in 0..8 {
+        all.push(begun().await);
+    }
+    let mut refused = 0;
+    for client in &mut all {
+        client.stream.shutdown().await.unwrap();
+        let response = client.response(true).await;
+        assert_eq!(response.headers["connection"], "close");
+        match response.status {
+            503 => assert_eq!(response.json()["error"]["code"], "overloaded", "{}", response.body),
+            status => assert_eq!(status, 400, "{}", response.body),
+        }
+        refused += usize::from(response.status == 503);
+    }
+    assert!((5..8).contains(&refused), "{refused} of 8 times 300 KiB, where 1 MiB may be held");
+    // Again, and nobody gives up: those that are held keep large ones out, and no small ones.
+    let mut all = Vec::new();
+    for _ in 0..8 {
+        all.push(begun().await);
+    }
+    let long = CHAT.replace("hi", &"h".repeat(800 << 10));
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while post(&gateway, "/v1/chat/completions", &long).await.status != 503 {
+        assert!(std::time::Instant::now() < end, "it is taken");
+    }
+    assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
+    drop(all);
+    while post(&gateway, "/v1/chat/completions", &long).await.status != 200 {
+        assert!(std::time::Instant::now() < end, "what was held is not given back");
+    }
 }
 
 #[tokio::test]

@@ -45,6 +45,25 @@ async fn many_requests_share_one_connection() {
 }
 
 #[tokio::test]
+async fn headers_are_counted_here_too() {
+    let cluster = FakeCluster::new();
+    cluster.worker(hello);
+    let gateway = cluster.gateway(|config| config.max_headers = 10).await;
+    let mut sender = connect(&gateway).await;
+    for (count, status) in [(10, 200), (11, 431)] {
+        let mut asked = request(CHAT);
+        // A client of this library adds content-length.
+        for number in 1..count {
+            asked.headers_mut().append("x-many", number.into());
+        }
+        let response = sender.send_request(asked).await.unwrap();
+        assert_eq!(response.status().as_u16(), status);
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(status == 431, body.windows(17).any(|window| window == b"headers_too_large"));
+    }
+}
+
+#[tokio::test]
 async fn a_broken_stream_is_reset_after_its_error_event() {
     let cluster = FakeCluster::new();
     cluster.worker(|ask| answer(ask, vec![text("half")]));

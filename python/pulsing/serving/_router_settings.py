@@ -81,6 +81,7 @@ class RouterSettings(TypedDict, total=False):
     debug_routing: bool | None
     max_requests: int | None
     max_receiving: int | None
+    max_bodies: int | str | None
     max_body: int | str | None
     request_timeout: float | None
     header_timeout: float | None
@@ -237,6 +238,11 @@ SETTINGS: tuple[RouterSetting, ...] = (
         4096,
         "requests",
         "requests whose bodies are being received, beside those in the house; more are answered 503",
+    ),
+    _size(
+        "max_bodies",
+        4 << 30,
+        "all request bodies that are held at once; beyond it one of more than 64 KiB is answered 503",
     ),
     _size("max_body", 64 << 20, "largest request body; a larger one is answered 413"),
     _seconds("request_timeout", 600.0, "how long one request may take from arrival to its last byte"),

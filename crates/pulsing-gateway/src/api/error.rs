@@ -58,7 +58,8 @@ impl ApiError {
         self.code = Some(Cow::Borrowed(code));
         self
     }
-    fn last(mut self) -> Self {
+    /// Ends the connection, too.
+    pub(crate) fn last(mut self) -> Self {
         self.close = true;
         self
     }

@@ -52,6 +52,8 @@ pub(crate) struct Core {
     in_flight: Arc<AtomicUsize>,
     /// And those before its door, whose bodies are being received.
     receiving: AtomicUsize,
+    /// Bytes of the bodies of both.
+    held: AtomicUsize,
     /// Unix time in seconds.
     started: u64,
     closing: watch::Sender<bool>,
@@ -109,6 +111,7 @@ impl Gateway {
             ("max_body", config.max_body == 0),
             ("max_requests", config.max_requests == 0),
             ("max_receiving", config.max_receiving == 0),
+            ("max_bodies", config.max_bodies == 0),
             ("max_headers", config.max_headers == 0),
             ("max_header_bytes", config.max_header_bytes == 0),
             ("max_attempts", config.max_attempts == 0),
@@ -179,6 +182,7 @@ impl Gateway {
             exporter,
             in_flight: Arc::default(),
             receiving: AtomicUsize::default(),
+            held: AtomicUsize::default(),
             started,
             closing: watch::Sender::new(false),
             cutting: watch::Sender::new(false),

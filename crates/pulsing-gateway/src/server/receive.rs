@@ -13,6 +13,8 @@ use tokio::time::error::Elapsed;
 
 use crate::api::ApiError;
 
+/// Most that is set aside for a body before it is there, in bytes: its length is only a word.
+const AHEAD: usize = 1 << 20;
 /// How long the rest of an oversized body is read and dropped. Answering at once would reset the connection under a client
 /// that is still sending, which then never sees the 413.
 const DISCARD: Duration = Duration::from_secs(5);
@@ -30,15 +32,16 @@ pub(super) struct Limits {
     pub(super) end: Instant,
 }
 
-/// The whole body.
+/// The whole body; `hold` is told of each piece's length before it is kept.
 ///
 /// # Errors
 /// 415 or 501 for one that is compressed, 413 for one that is too large, 408 for one that comes too slowly, 400 when it
-/// breaks off.
+/// breaks off; what `hold` says.
 pub(super) async fn read(
     headers: &HeaderMap,
     mut body: Incoming,
     Limits { size: limit, pause, end }: Limits,
+    mut hold: impl FnMut(usize) -> Result<(), ApiError>,
 ) -> Result<Bytes, ApiError> {
     let expects_continue = headers.contains_key(header::EXPECT);
     if let Some(error) = coded(headers) {
@@ -64,16 +67,21 @@ pub(super) async fn read(
             Ok(Some(Err(error))) => return Err(ApiError::broken_body(&error)),
             Ok(Some(Ok(data))) => data,
         };
-        if first.len() + rest.len() + data.len() > limit {
+        let fits = if first.len() + rest.len() + data.len() > limit {
+            Err(ApiError::too_large(limit))
+        } else {
+            hold(data.len())
+        };
+        if let Err(error) = fits {
             drop((first, rest));
             discard(body).await;
-            return Err(ApiError::too_large(limit));
+            return Err(error);
         }
         if first.is_empty() && rest.is_empty() {
             first = data;
         } else {
             if rest.is_empty() {
-                rest.reserve(announced.max(first.len() + data.len()));
+                rest.reserve(announced.min(AHEAD).max(first.len() + data.len()));
                 rest.extend_from_slice(&std::mem::take(&mut first));
             }
             rest.extend_from_slice(&data);

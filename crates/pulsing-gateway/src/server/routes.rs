@@ -171,6 +171,10 @@ fn check(
     if headers.sum::<usize>() > limit {
         return Err(ApiError::large_headers(limit));
     }
+    // HTTP/2 counts none.
+    if request.headers().len() > core.placement.config.max_headers {
+        return Err(ApiError::unreadable(431));
+    }
     let client = match core.door.ask(request.headers()) {
         Err(_) if endpoint.is_open(&core.placement.config) => None,
         asked => Some(asked?),
@@ -392,7 +396,7 @@ async fn run(
     let (head, body) = request.into_parts();
     let sending = tracker.trail.clock();
     let limits = receive::Limits { size: config.max_body, pause: config.body_timeout, end: deadline };
-    let body = receive::read(&head.headers, body, limits).await?;
+    let body = receive::read(&head.headers, body, limits, |count| tracker.hold(count)).await?;
     tracker.received()?;
     tracker.trail.spent(Stage::Body, sending);
     let parsing = tracker.trail.clock();

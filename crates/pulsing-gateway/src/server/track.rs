@@ -26,6 +26,9 @@ enum At {
     House,
 }
 
+/// Bodies of this size in bytes are taken whatever the others have. As many as may come fit into the memory of a small machine.
+const SMALL: usize = 64 << 10;
+
 /// A place in the house (S6) and the numbers of one request. Dropped before the end, it counts a client that left.
 pub(crate) struct Tracker {
     core: Arc<Core>,
@@ -43,6 +46,8 @@ pub(crate) struct Tracker {
     /// A status went out.
     answered: bool,
     over: bool,
+    /// Bytes of its body that are here.
+    held: usize,
     /// The connection that it came on, until its body is there.
     peer: Option<(Arc<Peer>, Version)>,
     /// From then on.
@@ -79,6 +84,7 @@ impl Tracker {
             piece: None,
             answered: false,
             over: false,
+            held: 0,
             peer,
             waiting: None,
             _place: place,
@@ -105,6 +111,23 @@ impl Tracker {
         let limit = self.core.placement.config.max_requests;
         let why = format!("it holds {limit} requests already; try again later");
         ApiError::overloaded(why, self.core.gate.retry_after())
+    }
+    /// Takes `count` more bytes of the body. A small one is always taken: large ones, which few can fill the memory with, must
+    /// not keep everybody out.
+    ///
+    /// # Errors
+    /// 503 when all bodies together are too large.
+    pub(super) fn hold(&mut self, count: usize) -> Result<(), ApiError> {
+        self.held += count;
+        let all = self.core.held.fetch_add(count, AcqRel) + count;
+        let limit = self.core.placement.config.max_bodies;
+        if all <= limit || self.held <= SMALL {
+            return Ok(());
+        }
+        self.core.held.fetch_sub(std::mem::take(&mut self.held), AcqRel);
+        self.core.placement.metrics.rejected.fetch_add(1, Relaxed);
+        let why = format!("its requests have bodies of {limit} bytes already; try again later");
+        Err(ApiError::overloaded(why, self.core.gate.retry_after()).last())
     }
     /// Takes a place in the house: the body is there.
     ///
@@ -207,6 +230,7 @@ impl Tracker {
 
 impl Drop for Tracker {
     fn drop(&mut self) {
+        self.core.held.fetch_sub(self.held, AcqRel);
         match self.at {
             At::Door => {
                 self.core.receiving.fetch_sub(1, AcqRel);
