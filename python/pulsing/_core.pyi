@@ -886,7 +886,7 @@ class LoadReport:
         capacity: Requests it serves at once.
         kv_usage: Share of the KV cache in use, 0..1; 0 = unknown.
         processed: Requests served since its start.
-        progress_age_ms: Milliseconds since the last token while requests run.
+        progress_age_ms: Milliseconds since the last token, or part of a prompt; of an idle worker it says nothing.
         models: Model names.
         detail: How far loading is, or why it failed.
         max_model_len: Longest context in tokens; 0 = unknown.

@@ -444,6 +444,69 @@ class TestStates:
 
         run(scenario)
 
+    def test_s5_progress_is_counted_from_the_last_sign_of_the_engine_and_not_against_who_only_waits(self) -> None:
+        class Steps(Gate):
+            def __init__(self) -> None:
+                super().__init__(preload=False)
+                self.loading = asyncio.Event()
+                self.step = asyncio.Semaphore(0)
+
+            async def load(self) -> None:
+                await self.loading.wait()
+
+            async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+                while True:
+                    await self.step.acquire()
+                    yield Delta("x" * 1000)
+
+        async def scenario(system: Any) -> None:
+            worker = Steps()
+            ref = await system.spawn(worker)
+
+            def age() -> int:
+                return worker.load_report().progress_age_ms
+
+            async def stands(least: int = 100) -> None:
+                await until(lambda: age() > least)
+
+            call = protocol.generate(ref, window=4)
+            got = protocol.deltas(call)
+            await until(lambda: worker.load_report().running == 1)
+            assert age() == 0, "it loads, and nothing is asked of it yet"
+            worker.loading.set()
+            await stands()
+            released = time.monotonic()
+            worker.step.release()
+            await anext(got)
+            assert age() <= (time.monotonic() - released) * 1000, "a token is progress"
+            await stands()
+            said = time.monotonic()
+            worker.progressed()
+            assert age() <= (time.monotonic() - said) * 1000, "so is what the engine says"
+            # A client that does not read is waited for; it is not the engine that stands still.
+            for _ in range(20):
+                worker.step.release()
+            await until(lambda: worker._held == 1)
+            assert age() == 0
+            for _ in range(20):
+                await anext(got)
+            assert worker._held == 0
+            await stands()
+            second = protocol.generate(ref)
+            await until(lambda: worker.load_report().running == 2)
+            assert age() > 100, "what comes later does not excuse it"
+            second.cancel()
+            call.cancel()
+            await until(lambda: worker.load_report().running == 0)
+            assert age() == 0, "idle"
+            handed = time.monotonic()
+            third = protocol.generate(ref)
+            await until(lambda: worker.load_report().running == 1)
+            assert age() <= (time.monotonic() - handed) * 1000, "from when it was handed over"
+            third.cancel()
+
+        run(scenario)
+
     def test_draining_finishes_what_runs_and_refuses_the_rest(self) -> None:
         async def scenario(system: Any) -> None:
             worker = Gate()

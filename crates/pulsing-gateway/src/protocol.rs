@@ -199,7 +199,7 @@ pub struct LoadReport {
     /// Requests finished since it started.
     #[prost(uint64, tag = "6")]
     pub processed: u64,
-    /// Milliseconds since the last token or part of a prompt; 0 when idle or when only clients are waited for.
+    /// Milliseconds since the last token or part of a prompt; 0 when only clients are waited for. When idle it says nothing.
     #[prost(uint64, tag = "7")]
     pub progress_age_ms: u64,
     /// Names of the models it serves.

@@ -211,6 +211,40 @@ async fn test_s5_a_stream_goes_on_elsewhere_when_its_engine_reports_no_progress(
 }
 
 #[tokio::test]
+async fn test_s5_an_engine_that_hangs_before_it_shows_a_request_is_stuck_and_an_idle_one_is_not() {
+    let cluster = FakeCluster::new();
+    let serves = Arc::new(AtomicBool::new(true));
+    let open = Arc::clone(&serves);
+    let hanging = Engine::start(move |turn: Turn| {
+        let open = Arc::clone(&open);
+        async move {
+            if open.load(Ordering::SeqCst) {
+                return serve(turn, VLLM, Arc::new(AtomicUsize::new(1))).await;
+            }
+            turn.gone().await;
+            None
+        }
+    })
+    .await;
+    // By its own numbers it has nothing to do, and has not done anything for an hour.
+    join(&hanging, &cluster, &ALIKE).report(|report| report.progress_age_ms = 3_600_000);
+    let gateway = cluster.gateway(quick).await;
+    assert_eq!(post(&gateway, "/v1/chat/completions", &chat(USAGE)).await.status, 200);
+    serves.store(false, Ordering::SeqCst);
+    let (before, asked) = (hanging.asked(), Instant::now());
+    let mut client = Client::connect(&gateway).await;
+    client.post("/v1/chat/completions", &chat(USAGE)).await;
+    until("it has it", || hanging.asked() > before).await;
+    counted(&gateway, &["pulsing_router_workers{state=\"ready\"} 1"]).await;
+    let other = engine(VLLM, &Arc::new(AtomicUsize::new(1))).await;
+    join(&other, &cluster, &ALIKE).report(|report| report.running = 3);
+    assert_eq!(client.response(true).await.status, 200);
+    assert!(asked.elapsed() > Duration::from_millis(390), "its time began when it got the request");
+    assert_eq!(other.asked(), 1);
+    counted(&gateway, &["pulsing_router_retries_total{reason=\"taken_back\"} 1"]).await;
+}
+
+#[tokio::test]
 async fn test_s5_a_stream_whose_engine_gives_to_others_waits_for_its_turn() {
     let (expected, _) = undisturbed(&chat(GREEDY)).await;
     let cluster = FakeCluster::new();

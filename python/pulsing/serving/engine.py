@@ -384,7 +384,8 @@ class EngineWorker(Worker):
             self._load_now = engine_load(body.decode("utf-8", "replace")) if status == 200 else EngineLoad()
         self._looked = time.monotonic()
         signs = self._load_now.signs
-        if not signs or signs != before.signs or not self._load_now.running:
+        # Also where it says that it runs nothing: a Router knows what it has handed to it, and when.
+        if not signs or signs != before.signs:
             self._moved = self._looked
 
     async def _identify(self, models: Models) -> str | None:

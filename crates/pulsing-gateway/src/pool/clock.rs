@@ -64,6 +64,10 @@ struct Learned {
     longest: f64,
     /// Seconds a byte of prompt, `BASE` included; 0 = unknown.
     pace: f64,
+    /// Requests without an answer.
+    unanswered: u32,
+    /// Since when there have been some, and none was answered.
+    waiting_since: Option<Instant>,
     /// Milliseconds granted to requests without an answer, where that is more than the floor, with how many have it.
     granted: BTreeMap<u64, u32>,
 }
@@ -107,7 +111,9 @@ impl Clocks {
     /// A report came. True if it changes what is thought of the Worker.
     pub(super) fn heard(&self, report: &LoadReport, now: Instant) -> bool {
         self.heard_at.store(self.at(now), Ordering::Release);
-        let stuck = report.running > 0 && report.progress_age_ms > self.patience().as_millis() as u64;
+        // What waits in an engine is in its hands, too, and so is what it was handed and does not show.
+        let busy = report.running > 0 || report.waiting > 0 || self.is_overdue(now);
+        let stuck = busy && report.progress_age_ms > self.patience().as_millis() as u64;
         let changed = self.stuck.swap(stuck, Ordering::AcqRel) != stuck;
         // Behind a Worker that stands for a server it is the server that must be heard of.
         let silent = report.answer_age_ms > self.limits.silence.as_millis() as u64;
@@ -153,9 +159,16 @@ impl Clocks {
         let longest = Duration::from_secs_f64(learned.longest * MARGIN);
         self.limits.standstill.max(granted).max(longest).min(LONGEST)
     }
-    /// Grants a request of `bytes` its time; `waited` is how long it has waited elsewhere, where the same was tried.
-    pub(super) fn grant(&self, bytes: usize, waited: Duration) -> Grant {
+    /// Some request has had no answer for longer than that, and no other one has had one meanwhile.
+    fn is_overdue(&self, now: Instant) -> bool {
+        let since = self.learned.lock().waiting_since;
+        since.is_some_and(|since| now.saturating_duration_since(since) > self.patience())
+    }
+    /// Grants a request of `bytes`, sent now, its time; `waited` is how long it has waited elsewhere, where the same was tried.
+    pub(super) fn grant(&self, bytes: usize, waited: Duration, now: Instant) -> Grant {
         let mut learned = self.learned.lock();
+        learned.unanswered += 1;
+        learned.waiting_since.get_or_insert(now);
         let cost = BASE + bytes as f64;
         let expected = if learned.pace > 0.0 { learned.pace * cost * MARGIN } else { bytes as f64 / UNKNOWN_SPEED };
         let granted = Duration::from_secs_f64(expected).max(waited * 2).min(LONGEST);
@@ -168,10 +181,11 @@ impl Clocks {
     }
     /// The request has begun to be answered, or has left.
     pub(super) fn release(&self, grant: Grant) {
-        if grant.0 == 0 {
-            return;
-        }
         let mut learned = self.learned.lock();
+        learned.unanswered = learned.unanswered.saturating_sub(1);
+        if learned.unanswered == 0 {
+            learned.waiting_since = None;
+        }
         if let Some(count) = learned.granted.get_mut(&grant.0) {
             *count -= 1;
             if *count == 0 {
@@ -179,13 +193,14 @@ impl Clocks {
             }
         }
     }
-    /// The first token of a request of `bytes` came after `took`.
-    pub(super) fn learn(&self, bytes: usize, took: Duration) {
+    /// The first token of a request of `bytes` came now, after `took`.
+    pub(super) fn learn(&self, bytes: usize, took: Duration, now: Instant) {
         let took = took.as_secs_f64();
         let pace = took / (BASE + bytes as f64);
         let mut learned = self.learned.lock();
         learned.longest = took.max(learned.longest * FADE);
         learned.pace = pace.max(learned.pace * FADE);
+        learned.waiting_since = learned.waiting_since.map(|_| now);
     }
 }
 
@@ -226,9 +241,9 @@ mod tests {
         };
         assert!(!heard(0) && !heard(1500) && heard(1501) && !heard(0));
         assert_eq!(clocks.notice(), None);
-        clocks.learn(10, Duration::from_millis(20));
+        clocks.learn(10, Duration::from_millis(20), clocks.born);
         assert_eq!(clocks.notice(), Some(NOTICE));
-        clocks.learn(10, Duration::from_secs(4));
+        clocks.learn(10, Duration::from_secs(4), clocks.born);
         assert_eq!(clocks.notice(), Some(Duration::from_secs(12)));
     }
 
@@ -239,6 +254,27 @@ mod tests {
         clocks.excuse(after(&clocks, 9000));
         assert!(!clocks.tick(after(&clocks, 10_400)));
         assert!(clocks.tick(after(&clocks, 10_600)));
+    }
+
+    #[test]
+    fn test_s5_a_request_that_an_engine_does_not_show_counts_from_when_it_was_handed_over() {
+        let clocks = Clocks::new(Limits::default());
+        let stuck = |waiting, age: u64, second: u64| {
+            let report = LoadReport { waiting, progress_age_ms: age * 1000, ..LoadReport::default() };
+            clocks.heard(&report, after(&clocks, second * 1000));
+            clocks.is_stuck()
+        };
+        assert!(!stuck(0, 3600, 0), "idle for an hour");
+        assert!(!stuck(1, 9, 0) && stuck(1, 11, 0), "what waits in the engine is in its hands");
+        let first = clocks.grant(10, Duration::ZERO, after(&clocks, 1000));
+        assert!(!stuck(0, 3600, 11) && stuck(0, 3600, 12), "not a moment after it was handed over");
+        assert!(!stuck(0, 9, 12), "the engine gets on");
+        let second = clocks.grant(10, Duration::ZERO, after(&clocks, 12_000));
+        clocks.release(first);
+        clocks.learn(10, Duration::from_millis(50), after(&clocks, 13_000));
+        assert!(!stuck(0, 3600, 23) && stuck(0, 3600, 24), "another one was answered");
+        clocks.release(second);
+        assert!(!stuck(0, 3600, 99), "idle");
     }
 
     #[test]
@@ -253,18 +289,18 @@ mod tests {
         clocks.heard(&report(0, 99), clocks.born);
         assert!(!clocks.is_stuck(), "idle");
 
-        let long = clocks.grant(200_000, Duration::ZERO);
+        let long = clocks.grant(200_000, Duration::ZERO, clocks.born);
         assert!(!stuck(299) && stuck(301), "a long prompt where nothing is known yet");
         clocks.release(long);
-        clocks.learn(200_000, Duration::from_secs(40));
+        clocks.learn(200_000, Duration::from_secs(40), clocks.born);
         assert!(!stuck(100) && stuck(130), "three times what was seen");
         for _ in 0..40 {
-            clocks.learn(100, Duration::from_millis(50));
+            clocks.learn(100, Duration::from_millis(50), clocks.born);
         }
         assert!(stuck(11), "seen long ago");
         assert!(clocks.learned.lock().granted.is_empty());
 
-        let again = clocks.grant(100, Duration::from_secs(15));
+        let again = clocks.grant(100, Duration::from_secs(15), clocks.born);
         assert!(!stuck(29) && stuck(31), "twice as long as it has waited elsewhere, or it would wander for ever");
         clocks.release(again);
         assert!(stuck(11));

@@ -484,16 +484,9 @@ impl Worker {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         let report = self.reports.load(Ordering::Acquire);
         self.unreported.fetch_add(1, Ordering::AcqRel);
-        let grant = self.clocks.grant(bytes, waited);
-        Lease {
-            worker: Arc::clone(self),
-            report,
-            bytes,
-            begun: Instant::now(),
-            unanswered: Some(grant),
-            companion: None,
-            trial: false,
-        }
+        let begun = Instant::now();
+        let grant = self.clocks.grant(bytes, waited, begun);
+        Lease { worker: Arc::clone(self), report, bytes, begun, unanswered: Some(grant), companion: None, trial: false }
     }
 }
 
@@ -526,9 +519,10 @@ impl Lease {
     /// The first piece of the answer is here.
     pub(crate) fn answered(&mut self) {
         if let Some(grant) = self.unanswered.take() {
+            let now = Instant::now();
             self.worker.clocks.release(grant);
-            self.worker.clocks.learn(self.bytes, self.begun.elapsed());
-            self.worker.gave(Instant::now());
+            self.worker.clocks.learn(self.bytes, now.saturating_duration_since(self.begun), now);
+            self.worker.gave(now);
             self.worker.breaker.answered();
             self.trial = false;
         }
