@@ -188,6 +188,51 @@ def test_s4_a_pair_goes_on_with_what_another_one_has_begun(pair: Pair) -> None:
     pair.run(run())
 
 
+def test_s4_a_pair_and_a_worker_that_does_all_go_on_with_each_others_streams(pair: Pair) -> None:
+    from pulsing.serving._vllm_request import answer
+
+    body = json.dumps({"messages": [{"role": "user", "content": STORY}], "temperature": 0, "max_tokens": 16}).encode()
+
+    async def run() -> None:
+        expected = await alone(pair.decode, STORY, 16)
+        assert pair.decode._engine is not None
+        read = [delta async for delta in pair.prefill.generate(GenerateRequest.from_body("chat.completions", body))]
+        request = GenerateRequest.from_body("chat.completions", body, handoff=read[-1].handoff)
+        had = [delta async for delta in pair.decode.generate(request)][:4]
+        text = "".join(delta.text for delta in had)
+        ids = tuple(token for delta in had for token in delta.token_ids)
+        assert expected.startswith(text)
+        assert len(ids) >= 3
+        # As a worker that does all does it: of what the pair has read nothing is known there.
+        assert await pair.decode._engine.llm.reset_prefix_cache()
+        for folder in pair.storage.iterdir():
+            shutil.rmtree(folder)
+        request = GenerateRequest.from_body("chat.completions", body, continue_text=text, continue_tokens=ids)
+        rest = [delta async for delta in answer(pair.decode._engine, request, 16)]
+        assert text + "".join(delta.text for delta in rest) == expected
+
+    pair.run(run())
+
+
+def test_s4_pairs_and_workers_that_do_all_are_alike_unless_a_connector_packs_what_it_hands_over(
+    model: Path, tmp_path: Path
+) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from pulsing.serving._vllm_engine import settings_of
+
+    def settings(**more: Any) -> tuple[str, str]:
+        return settings_of(AsyncEngineArgs(model=str(model), **{**vllm_kit.ENGINE, **more}).create_engine_config())
+
+    whole = settings()
+    assert settings(kv_transfer_config=transfer(tmp_path, "kv_producer")) == whole
+    assert settings(kv_transfer_config=transfer(tmp_path, "kv_consumer")) == whole
+    assert settings(dtype="float32") != whole
+    packing = settings(kv_transfer_config={"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})
+    assert packing != whole
+    assert packing == settings(kv_transfer_config={"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_consumer"})
+
+
 def test_what_a_pair_cannot_do_is_refused_in_words(pair: Pair) -> None:
     async def run() -> None:
         status, body = await chat(pair.router, "hi", n=2)

@@ -7,6 +7,7 @@ version should be looked through in one place.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import multiprocessing
 import os
@@ -40,12 +41,14 @@ from pulsing.serving._hf_text import PLAIN_STOPS, PLAIN_TEMPLATE, TextCodec
 from pulsing.serving._vllm_args import convert
 from pulsing.serving._vllm_events import EventSocket
 
-__all__ = ["CalledOffError", "Engine", "EngineStart"]
+__all__ = ["CalledOffError", "Engine", "EngineStart", "settings_of"]
 
 _log = logging.getLogger("pulsing.serving")
 
 # What running requests' memory and processes get to be freed in, after which vLLM kills its processes.
 _SHUTDOWN_TIMEOUT = 20.0
+# Connectors by which a KV cache arrives as it was computed; others may pack it.
+_EXACT_CONNECTORS = frozenset({"ExampleConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"})
 # Engines start one at a time, so that a process born meanwhile belongs to the one that starts.
 _STARTING = threading.Lock()
 
@@ -170,7 +173,7 @@ class Engine:
         )
         self.token_bytes = _token_bytes(self.tokenizer, name)
         weights = _weights(config.model_config)
-        self.fingerprint = fingerprint_of(config.compute_hash(), weights, template, tool_call_parser) if weights else ""
+        self.fingerprint = fingerprint_of(*settings_of(config), weights, template, tool_call_parser) if weights else ""
         """What engines have in common that answer alike; empty: the weights cannot be told."""
 
     @property
@@ -370,6 +373,19 @@ def _template(given: str | None, tokenizer: Any, model_config: Any, name: str) -
         name,
     )
     return PLAIN_TEMPLATE, PLAIN_STOPS
+
+
+def settings_of(config: Any) -> tuple[str, str]:
+    """What of vLLM's settings decides an answer. That an engine hands over what it has read does not; but connectors
+    that are not known to hand it over as it is count, by name.
+
+    Args:
+        config: a ``VllmConfig``.
+    """
+    alone = copy.copy(config)
+    alone.kv_transfer_config = None
+    connector = "" if config.kv_transfer_config is None else str(config.kv_transfer_config.kv_connector)
+    return alone.compute_hash(), "" if connector in _EXACT_CONNECTORS else connector
 
 
 def _weights(model_config: Any) -> str:
