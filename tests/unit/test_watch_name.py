@@ -11,7 +11,7 @@ import pytest
 from runtime_util import Run, local_system
 
 import pulsing as pul
-from pulsing.exceptions import InvalidNameError, SystemShutDownError
+from pulsing.exceptions import ConfigError, InvalidNameError, SystemShutDownError
 
 
 class Worker(pul.Actor):
@@ -41,6 +41,23 @@ def test_m5_the_instances_come_first_then_each_change(run: Run) -> None:
                 assert (gone.kind, gone.ref) == ("removed", one)
                 assert watch.instances == []
             assert [change async for change in watch] == [], "a closed watch is at its end"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "refused", [{"state": "x" * 2000}, {"more": "x" * 2000}, {"more": "\ud800"}], ids=["changed", "added", "bytes"]
+)
+def test_r10_metadata_that_were_refused_are_not_published_later(run: Run, refused: dict[str, str]) -> None:
+    async def main() -> None:
+        async with local_system() as system:
+            one = await system.spawn(worker := Worker(), name="worker")
+            async with system.watch_name("worker") as watch:
+                await anext(watch)
+                with pytest.raises((ConfigError, UnicodeEncodeError)):
+                    worker.set_metadata(**refused)
+                await one.ask("ready")
+                assert (await anext(watch)).metadata == {"state": "ready"}
 
     run(main())
 

@@ -520,12 +520,14 @@ class ActorSystem:
 
     def set_metadata(self, cell: Cell, values: dict[str, str]) -> None:
         """Replaces published metadata keys of an actor."""
-        cell.metadata = {**cell.metadata, **{key: str(value) for key, value in values.items()}}
+        metadata = {**cell.metadata, **{key: str(value) for key, value in values.items()}}
         if cell.key and not self.is_shut_down:
             try:
-                self.core.set_metadata(cell.id.raw, cell.metadata)
+                self.core.set_metadata(cell.id.raw, metadata)
             except _core.CoreError as error:
                 raise from_core(error.args) from None
+        # What was refused is not part of what is published next.
+        cell.metadata = metadata
 
     def withdraw(self, cell: Cell) -> None:
         """Takes an actor's name off the cluster; idempotent."""
