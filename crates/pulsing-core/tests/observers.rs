@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use common::*;
 use pulsing_core::observe::get;
-use pulsing_core::{Error, Passphrase, Security, System, SystemConfig};
+use pulsing_core::{Ending, Error, Passphrase, Security, System, SystemConfig};
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -95,4 +96,94 @@ async fn what_is_no_address_for_observers_is_named() {
         let error = System::start(config).await.map(|_| ()).unwrap_err();
         assert!(matches!(&error, Error::InvalidAddress { value, .. } if value == bad), "{error}");
     }
+}
+
+/// The events of a node, one piece of text as they come.
+struct Followed(TcpStream, String);
+
+impl Followed {
+    async fn new(addr: &str) -> Self {
+        let mut io = TcpStream::connect(addr).await.unwrap();
+        io.write_all(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut this = Self(io, String::new());
+        this.next("node", |_| true).await;
+        this
+    }
+
+    /// The next event of a kind that fits; others are passed over.
+    async fn next(&mut self, kind: &str, fits: impl Fn(&Value) -> bool) -> Value {
+        let begin = format!("event: {kind}\ndata: ");
+        let found = async {
+            loop {
+                while let Some((event, rest)) = self.1.split_once("\n\n") {
+                    let data = event.split_once(&begin).map(|(_, data)| data.to_owned());
+                    self.1 = rest.to_owned();
+                    if let Some(data) = data.map(|data| serde_json::from_str::<Value>(&data).unwrap())
+                        && fits(&data)
+                    {
+                        return data;
+                    }
+                }
+                let mut some = [0; 1024];
+                let n = self.0.read(&mut some).await.unwrap();
+                assert!(n > 0, "the events end");
+                self.1.push_str(std::str::from_utf8(&some[..n]).unwrap());
+            }
+        };
+        tokio::time::timeout(LIMIT, found).await.unwrap_or_else(|_| panic!("no such event: {kind}"))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_tell_what_becomes_of_actors_and_members() {
+    let watched = System::start(observed()).await.unwrap();
+    let mut on_port = Followed::new(&watched.addr().to_string()).await;
+    let mut elsewhere = Followed::new(&watched.observed_at().unwrap().to_string()).await;
+    let actor = watched.spawn(Echo, named("told")).await.unwrap();
+    let id = actor.target().actor.to_string();
+    let metadata = std::collections::BTreeMap::from([("state".to_owned(), "ready".to_owned())]);
+    assert!(watched.set_metadata(actor.target().actor, metadata).unwrap());
+    actor.end(Ending::stop()).await.unwrap();
+    let other = node(&[&watched]).await;
+    let peer = other.node_id().to_string();
+    other.shutdown().await;
+    for followed in [&mut on_port, &mut elsewhere] {
+        let started = followed.next("actor", |event| event["actor_id"] == id.as_str()).await;
+        assert_eq!(
+            (&started["change"], &started["name"], &started["class"]),
+            (&json!("started"), &json!("told"), &json!("test"))
+        );
+        let updated = followed.next("actor", |event| event["actor_id"] == id.as_str()).await;
+        assert_eq!((&updated["change"], &updated["metadata"]["state"]), (&json!("updated"), &json!("ready")));
+        let ended = followed.next("actor", |event| event["actor_id"] == id.as_str()).await;
+        assert_eq!((&ended["change"], &ended["reason"]), (&json!("ended"), &json!("stopped")));
+        for state in ["alive", "left"] {
+            let member = followed.next("member", |event| event["node_id"] == peer.as_str()).await;
+            assert_eq!(member["state"], state, "{member}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_to_an_answer_of_another_node_is_a_histogram_and_calls_at_home_are_not_in_it() {
+    let here = System::start(observed()).await.unwrap();
+    let there = node(&[&here]).await;
+    let at = here.observed_at().unwrap().to_string();
+    let (home, away) =
+        (here.spawn(Echo, named("home")).await.unwrap(), there.spawn(Echo, named("away")).await.unwrap());
+    eventually("they know each other", LIMIT, || !here.instances("away").is_empty()).await;
+    for _ in 0..3 {
+        ask(&here, home.target(), "x").await.unwrap();
+        ask(&here, away.target(), "x").await.unwrap();
+    }
+    let text = get(&at, "/metrics", LIMIT).await.unwrap().text().unwrap().to_owned();
+    let value = |name: &str, labels: &str| -> f64 {
+        let begin = format!("pulsing_call_duration_seconds{name}{{node_id=\"{}\"{labels}}} ", here.node_id());
+        let line = text.lines().find_map(|line| line.strip_prefix(&begin)).unwrap_or_else(|| panic!("{begin}: {text}"));
+        line.parse().unwrap()
+    };
+    assert_eq!((value("_count", ""), value("_bucket", ",le=\"+Inf\"")), (3.0, 3.0));
+    assert_eq!(value("_bucket", ",le=\"30\""), 3.0);
+    let sum = value("_sum", "");
+    assert!(sum > 0.0 && sum < 30.0, "{sum}");
 }

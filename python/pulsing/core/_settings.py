@@ -256,7 +256,8 @@ SETTINGS: tuple[Setting, ...] = (
         bool,
         True,
         "",
-        "answer observers (`/health`, `/ready`, `/cluster/members`, `/actors`, `/metrics`) on the node's port",
+        "answer observers (`/health`, `/ready`, `/cluster/members`, `/actors`, `/metrics`, `/events`) on the node's "
+        "port",
         "True or False",
         lambda value: isinstance(value, bool),
     ),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,7 +19,7 @@ use crate::cluster::{Delta, Digest, Identity, Membership, MembershipTimer, Prese
 use crate::error::Result;
 use crate::id::NodeId;
 use crate::mutate::{fuzz, golden};
-use crate::observe::{self, LocalActor, Metrics, NodeStatus, ObserveSource, Readiness};
+use crate::observe::{self, Events, LocalActor, Metrics, NodeStatus, ObserveSource, Readiness};
 use crate::system::{Instance, Member};
 
 /// Far more than any input takes, on any machine.
@@ -235,6 +235,10 @@ impl ObserveSource for Nothing {
     }
     fn metrics(&self) -> Arc<Metrics> {
         Arc::default()
+    }
+    fn events(&self) -> &Events {
+        static NONE: LazyLock<Events> = LazyLock::new(Events::default);
+        &NONE
     }
 }
 

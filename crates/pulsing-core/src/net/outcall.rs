@@ -13,6 +13,7 @@ use super::outbox::Key;
 use crate::call::{CallControl, CallOptions, CancelSignal, ReplyEvent, ReplySink};
 use crate::error::Error;
 use crate::moment::later;
+use crate::observe::Metrics;
 use crate::stream::Credit;
 use crate::system::Target;
 
@@ -61,6 +62,8 @@ pub struct Outcall {
     route: Mutex<Option<Route>>,
     resend: Mutex<Option<Resend>>,
     deadlines: Arc<Deadlines>,
+    /// Where the time to its first answer is counted, if it is.
+    timed: Option<Arc<Metrics>>,
     deadline: Mutex<Option<DeadlineKey>>,
     expires: Option<Instant>,
     window: u32,
@@ -77,6 +80,7 @@ impl Outcall {
         options: &CallOptions,
         idle: Option<Duration>,
         deadlines: &Arc<Deadlines>,
+        timed: Option<Arc<Metrics>>,
     ) -> Arc<Self> {
         let now = Instant::now();
         let expires = options.timeout.map(|after| later(now, after));
@@ -87,6 +91,7 @@ impl Outcall {
             route: Mutex::new(None),
             resend: Mutex::new(None),
             deadlines: Arc::clone(deadlines),
+            timed,
             deadline: Mutex::new(None),
             expires,
             window: options.window,
@@ -148,6 +153,7 @@ impl Outcall {
         let mut progress = self.progress.lock();
         if progress.phase == Phase::Waiting {
             progress.phase = Phase::Done;
+            self.count(&progress);
             let Target { actor, node } = self.target;
             let what = format!("actor {actor} on node {node} did not answer");
             self.sink.event(ReplyEvent::Error(Error::Timeout { what, after }));
@@ -194,6 +200,13 @@ impl Outcall {
         }
         progress.since = Instant::now();
         !progress.watched && progress.credit > 0
+    }
+
+    /// Counts the time that a call waited, when it no longer does.
+    fn count(&self, progress: &Progress) {
+        if let Some(metrics) = &self.timed {
+            metrics.answers.add(progress.since.elapsed());
+        }
     }
 
     /// Whether a call that failed with `error` is sent again instead.
@@ -253,6 +266,9 @@ impl ReplySink for Outcall {
         };
         let first = progress.phase == Phase::Waiting;
         progress.phase = next;
+        if first {
+            self.count(&progress);
+        }
         if first || next == Phase::Done {
             self.forget_deadline();
         }

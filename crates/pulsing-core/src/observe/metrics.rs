@@ -1,6 +1,7 @@
 //! Counters: plain atomics, read by `/metrics`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -21,6 +22,40 @@ impl Counter {
     }
 }
 
+/// Upper bounds in microseconds: from a call within a host to the usual deadline.
+pub(super) const BOUNDS: [u64; 16] = [
+    50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000, 10_000_000,
+    30_000_000,
+];
+
+/// How long something took, in buckets.
+#[derive(Debug, Default)]
+pub struct Durations {
+    /// Those up to each bound and above the one before; the last for all above.
+    counts: [AtomicU64; BOUNDS.len() + 1],
+    micros: AtomicU64,
+}
+
+impl Durations {
+    /// Counts one.
+    pub fn add(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let at = BOUNDS.partition_point(|bound| *bound < micros);
+        self.counts[at].fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// How many took up to each bound, the last without one, and the seconds of all together.
+    pub(super) fn get(&self) -> ([u64; BOUNDS.len() + 1], f64) {
+        let mut sum = 0;
+        let counts = std::array::from_fn(|at| {
+            sum += self.counts[at].load(Ordering::Relaxed);
+            sum
+        });
+        (counts, self.micros.load(Ordering::Relaxed) as f64 / 1e6)
+    }
+}
+
 /// Counters of one node.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -34,6 +69,8 @@ pub struct Metrics {
     pub messages: Counter,
     /// Calls this node sent to others.
     pub messages_sent: Counter,
+    /// From a call to another node until its first answer, an error or its deadline; calls that were given up do not count.
+    pub answers: Durations,
     /// Names that an actor of this node kept against a claim of another node.
     pub claims_won: Counter,
     /// Names that an actor of this node lost to an older claim of another node.

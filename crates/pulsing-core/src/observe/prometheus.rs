@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::metrics::BOUNDS;
 use super::{Counter, ObserveSource};
 use crate::system::MemberState;
 
@@ -65,6 +66,19 @@ pub(super) fn render(source: &dyn ObserveSource) -> String {
         // Exact up to 2^53 events, far beyond what a node lives to count.
         one(name, "counter", help, "", counter.get() as f64);
     }
+
+    let name = "pulsing_call_duration_seconds";
+    let _ = writeln!(out, "# HELP {name} Time from a call to another node to its first answer, error or deadline.");
+    let _ = writeln!(out, "# TYPE {name} histogram");
+    let (counts, seconds) = metrics.answers.get();
+    for (bound, count) in BOUNDS.iter().zip(counts) {
+        let bound = *bound as f64 / 1e6;
+        let _ = writeln!(out, "{name}_bucket{{node_id=\"{node}\",le=\"{bound}\"}} {count}");
+    }
+    let all = counts[BOUNDS.len()];
+    let _ = writeln!(out, "{name}_bucket{{node_id=\"{node}\",le=\"+Inf\"}} {all}");
+    let _ = writeln!(out, "{name}_sum{{node_id=\"{node}\"}} {seconds}");
+    let _ = writeln!(out, "{name}_count{{node_id=\"{node}\"}} {all}");
 
     let members = source.members();
     out.push_str("# HELP pulsing_cluster_members Members as seen from this node, by state.\n");

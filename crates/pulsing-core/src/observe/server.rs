@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -20,14 +20,18 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::follow::{self, Following};
 use super::{ObserveSource, prometheus};
 
 /// A request's headers must be complete within this time.
 const HEADER_LIMIT: Duration = Duration::from_secs(5);
-/// A connection is closed when no request began for this long, whatever it does meanwhile.
+/// A connection is closed when no request began for this long, whatever it does meanwhile; one that follows the events, when
+/// it took none.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
 /// What is said to one observer too many.
 const BUSY: &str = "this node serves as many observers as it may: come again, or raise --max_observers";
+/// What `/` shows.
+const PAGE: &str = include_str!("page.html");
 /// What is said where observers are not answered.
 const SILENT: &str = "this node was started with --no_observe: it tells nothing here";
 /// What a closing connection gets to take the rest of its last answer.
@@ -110,7 +114,14 @@ where
     let service = service_fn(move |request: Request<Incoming>| {
         begun.store(true, Relaxed);
         began.send_replace(Instant::now());
-        let response = answer(request.method(), request.uri().path(), source.as_ref(), scope);
+        let (method, path) = (request.method(), request.uri().path());
+        let response = if path == "/events" && method == Method::GET && scope == Scope::All {
+            let first = status(source.as_ref(), None);
+            let body = Following::new(source.events().follow(), &first, limits.idle / 3, began.clone());
+            respond(StatusCode::OK, follow::CONTENT_TYPE, Either::Right(body))
+        } else {
+            answer(method, path, source.as_ref(), scope)
+        };
         async move { Ok::<_, Infallible>(response) }
     });
 
@@ -139,7 +150,7 @@ where
     None
 }
 
-type Answer = Response<Full<Bytes>>;
+type Answer = Response<Either<Full<Bytes>, Following>>;
 
 fn answer(method: &Method, path: &str, source: &dyn ObserveSource, scope: Scope) -> Answer {
     if method != Method::GET && method != Method::HEAD {
@@ -160,10 +171,15 @@ fn answer(method: &Method, path: &str, source: &dyn ObserveSource, scope: Scope)
         }
         "/cluster/members" => json(StatusCode::OK, &members(source)),
         "/actors" | "/actors/" => json(StatusCode::OK, &actors(source)),
-        "/metrics" => respond(StatusCode::OK, prometheus::CONTENT_TYPE, prometheus::render(source).into()),
+        "/metrics" => whole(StatusCode::OK, prometheus::CONTENT_TYPE, prometheus::render(source).into()),
+        // Asked for with HEAD; `serve_limited` has those who follow.
+        "/events" => whole(StatusCode::OK, follow::CONTENT_TYPE, Bytes::new()),
+        "/" => page(),
         _ => error(
             StatusCode::NOT_FOUND,
-            &format!("no such endpoint: {path}; there are /health, /ready, /cluster/members, /actors, /metrics"),
+            &format!(
+                "no such endpoint: {path}; there are /health, /ready, /cluster/members, /actors, /metrics, /events, and a page at /"
+            ),
         ),
     }
 }
@@ -219,14 +235,27 @@ fn error(code: StatusCode, message: &str) -> Answer {
 
 fn json(code: StatusCode, body: &impl Serialize) -> Answer {
     match serde_json::to_vec(body) {
-        Ok(bytes) => respond(code, "application/json", bytes.into()),
+        Ok(bytes) => whole(code, "application/json", bytes.into()),
         // Only a failing `Serialize` gets here; ours are plain values.
-        Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", error.to_string().into()),
+        Err(error) => whole(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", error.to_string().into()),
     }
 }
 
-fn respond(code: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
-    let mut response = Response::new(Full::new(body));
+/// The page for people: it asks the other endpoints, and loads nothing from elsewhere.
+fn page() -> Answer {
+    let mut response = whole(StatusCode::OK, "text/html; charset=utf-8", Bytes::from_static(PAGE.as_bytes()));
+    let policy = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+                  frame-ancestors 'none'; base-uri 'none'";
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    response
+}
+
+fn whole(code: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
+    respond(code, content_type, Either::Left(Full::new(body)))
+}
+
+fn respond(code: StatusCode, content_type: &'static str, body: Either<Full<Bytes>, Following>) -> Answer {
+    let mut response = Response::new(body);
     *response.status_mut() = code;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -242,7 +271,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::super::client::{Protocol, get, get_many, get_with};
-    use super::super::{LocalActor, Metrics, NodeStatus, ObserveError, Readiness};
+    use super::super::{Events, LocalActor, Metrics, NodeStatus, ObserveError, Readiness};
     use super::*;
     use crate::id::{ActorId, NodeId};
     use crate::system::{Instance, Member, MemberState, Target};
@@ -251,6 +280,7 @@ mod tests {
     struct Fake {
         joined: AtomicBool,
         metrics: Arc<Metrics>,
+        events: Events,
     }
 
     impl ObserveSource for Fake {
@@ -287,6 +317,9 @@ mod tests {
         }
         fn metrics(&self) -> Arc<Metrics> {
             self.metrics.clone()
+        }
+        fn events(&self) -> &Events {
+            &self.events
         }
     }
 
@@ -408,6 +441,80 @@ mod tests {
             });
             client.write_all(first.as_bytes()).await.unwrap();
             timeout(LIMIT, served).await.expect("an idle observer must not hold its connection").unwrap();
+        }
+    }
+
+    /// Reads events up to one that has `words`.
+    async fn read_until(io: &mut (impl AsyncRead + Unpin), words: &str) -> String {
+        let mut text = String::new();
+        let read = async {
+            while !text.contains(words) {
+                let mut some = [0; 256];
+                let n = io.read(&mut some).await.unwrap();
+                assert!(n > 0, "it ends: {text}");
+                text.push_str(std::str::from_utf8(&some[..n]).unwrap());
+            }
+        };
+        timeout(LIMIT, read).await.unwrap_or_else(|_| panic!("no {words}"));
+        text
+    }
+
+    #[tokio::test]
+    async fn who_follows_the_events_is_told_who_tells_and_what_happens_and_is_not_idle() {
+        let (mut client, server) = tokio::io::duplex(4096);
+        let source = Arc::new(Fake::default());
+        let served = tokio::spawn(serve_all(server, source.clone()));
+        client.write_all(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let head = read_until(&mut client, "event: node\ndata: {").await;
+        assert!(head.contains("content-type: text/event-stream"), "{head}");
+        for round in 0..3 {
+            // Longer than a connection may be idle.
+            for _ in 0..4 {
+                read_until(&mut client, ":\n\n").await;
+            }
+            source.events.tell("actor", || json!({"round": round, "text": "two\nlines"}));
+            let told = read_until(&mut client, "}\n\n").await;
+            assert!(told.contains("event: actor\ndata: {"), "{told}");
+            assert!(told.contains(&format!("\"round\":{round}")) && told.contains("two\\nlines"), "{told}");
+        }
+        drop(client);
+        timeout(LIMIT, served).await.expect("a follower who is gone holds nothing").unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_takes_no_events_is_told_what_it_missed_or_dropped() {
+        let source = Arc::new(Fake::default());
+        let (mut client, server) = tokio::io::duplex(64);
+        let served = tokio::spawn(serve_all(server, source.clone()));
+        client.write_all(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        read_until(&mut client, "event: node").await;
+        for number in 0..5000 {
+            source.events.tell("actor", || json!({"number": number}));
+        }
+        // The latest are kept.
+        let told = read_until(&mut client, "4999").await;
+        assert!(told.contains("event: missed\ndata: {\"count\":"), "{told}");
+        for _ in 0..2 * super::super::events::BACKLOG {
+            source.events.tell("actor", || json!({"text": "x".repeat(4096)}));
+        }
+        timeout(LIMIT, served).await.expect("who reads no more must not hold its connection").unwrap();
+    }
+
+    async fn serve_all(io: tokio::io::DuplexStream, source: Arc<Fake>) {
+        serve_limited(io, source, Scope::All, &Semaphore::new(1), quick()).await;
+    }
+
+    #[tokio::test]
+    async fn the_page_loads_nothing_from_elsewhere_and_no_text_as_markup() {
+        let addr = start(Arc::new(Fake::default())).await;
+        let page = get(&addr, "/", LIMIT).await.unwrap();
+        assert_eq!((page.status, page.content_type.as_str()), (200, "text/html; charset=utf-8"));
+        let text = page.text().unwrap();
+        for path in ["/health", "/cluster/members", "/actors", "/events"] {
+            assert!(text.contains(&format!("\"{path}\"")), "{path}");
+        }
+        for no in ["http:", "https:", "innerHTML", "insertAdjacentHTML", "document.write"] {
+            assert!(!text.contains(no), "{no}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Metrics;
+use super::{Events, Metrics};
 use crate::id::{ActorId, NodeId};
 use crate::system::{Instance, Member};
 
@@ -78,6 +78,8 @@ pub trait ObserveSource: Send + Sync + 'static {
         let names = self.names();
         (names.len(), names.values().map(Vec::len).sum())
     }
+    /// What happens on this node, and to the members that it knows.
+    fn events(&self) -> &Events;
     /// The counters of this node.
     fn metrics(&self) -> Arc<Metrics>;
 }

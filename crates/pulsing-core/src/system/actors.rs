@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use serde_json::json;
 
 use super::check::{check_metadata, check_name};
 use super::driver::Input;
@@ -67,6 +68,7 @@ impl System {
                 self.0.check_vacant(name, spec.unique)?;
                 actors.by_name.insert(name.clone(), id);
             }
+            self.0.tell(id, &spec, "started", None);
             actors.by_id.insert(id, Arc::new(LocalActor { spec: Mutex::new(spec), endpoint }));
             if let Some(entry) = entry {
                 self.0.registry.lock().publish(entry);
@@ -112,10 +114,14 @@ impl System {
     /// Takes an actor that has ended off this node: its name disappears from the cluster, and who watches it learns `reason`
     /// (R9). False if it was not there.
     pub fn unregister(&self, id: ActorId, reason: Reason) -> bool {
+        let why = reason.clone();
         let removed = self.0.ended_here(id, reason, || {
             let mut actors = self.0.actors.write();
             let removed = actors.by_id.remove(&id)?;
-            let name = removed.spec.lock().name.clone();
+            let spec = removed.spec.lock();
+            self.0.tell(id, &spec, "ended", Some(&why));
+            let name = spec.name.clone();
+            drop(spec);
             actors.free(name.as_deref(), id);
             drop(actors);
             // Whoever hears of the end finds the name gone.
@@ -142,7 +148,11 @@ impl System {
                 let _ = self.0.driver.send(Input::Publish);
             }
         }
-        let name = actor.spec.lock().name.clone();
+        let name = {
+            let spec = actor.spec.lock();
+            self.0.tell(id, &spec, "updated", None);
+            spec.name.clone()
+        };
         self.0.renamed(name.as_deref(), id);
         Ok(true)
     }
@@ -157,6 +167,17 @@ impl ActorSpec {
 }
 
 impl Inner {
+    /// Tells observers what became of an actor.
+    fn tell(&self, id: ActorId, spec: &ActorSpec, change: &str, reason: Option<&Reason>) {
+        self.events.tell("actor", || {
+            json!({
+                "change": change, "actor_id": id.to_string(), "name": spec.name, "class": spec.class,
+                "public": spec.public, "internal": spec.internal, "metadata": spec.metadata,
+                "reason": reason.map(Reason::word),
+            })
+        });
+    }
+
     fn unpublish(&self, id: ActorId) {
         {
             let mut registry = self.registry.lock();

@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
@@ -218,18 +219,29 @@ impl Driver {
         }
     }
 
+    /// Tells observers how a member is seen from now on.
+    fn tell(&self, peer: Identity, state: MemberState) {
+        self.inner.events.tell(
+            "member",
+            || json!({"node_id": peer.node.to_string(), "addr": peer.addr.to_string(), "state": state}),
+        );
+    }
+
     fn member_event(&mut self, event: MemberEvent) {
         match event {
             MemberEvent::Up(peer) => {
+                self.tell(peer, MemberState::Alive);
                 tracing::info!(peer = %peer, "node joined");
                 self.replication.met(peer);
             }
             MemberEvent::Down(peer, reason) => {
+                self.tell(peer, MemberState::Down);
                 tracing::warn!(peer = %peer, %reason, "node is down");
                 self.inner.node_ended(peer.node, &Reason::NodeLost);
                 self.gone(peer, "its node was declared down");
             }
             MemberEvent::Left(peer) => {
+                self.tell(peer, MemberState::Left);
                 tracing::info!(peer = %peer, "node left");
                 self.inner.node_leaves(peer.node);
                 self.inner.retire_link(
@@ -242,10 +254,14 @@ impl Driver {
                 self.gone(peer, "its node left the cluster");
             }
             MemberEvent::Suspect(peer) => {
+                self.tell(peer, MemberState::Suspect);
                 tracing::debug!(peer = %peer, "node is suspected");
                 self.inner.metrics.suspicions.inc();
             }
-            MemberEvent::Refuted(peer) => tracing::debug!(peer = %peer, "suspicion refuted"),
+            MemberEvent::Refuted(peer) => {
+                self.tell(peer, MemberState::Alive);
+                tracing::debug!(peer = %peer, "suspicion refuted");
+            }
             MemberEvent::Renewed { new, .. } => tracing::info!(peer = %new, "node renewed its identity"),
             MemberEvent::SelfRenewed(me) => {
                 tracing::warn!(me = %me, "this node was declared down by others and came back under a new epoch");

@@ -39,7 +39,7 @@ use crate::net::session::{Closing, Deliver, SessionConfig};
 use crate::net::tells::{PendingTell, TellQueue, Tells, Ticket};
 use crate::net::tls::ClusterTls;
 use crate::net::transport::Transport;
-use crate::observe::{Metrics, ObserveSource, Readiness};
+use crate::observe::{Events, Metrics, ObserveSource, Readiness};
 use crate::payload::Payload;
 use crate::stream::Credit;
 
@@ -53,6 +53,7 @@ pub(super) struct Inner {
     pub(super) me: Arc<Mutex<Identity>>,
     pub(super) config: SystemConfig,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) events: Events,
     pub(super) started: Instant,
     pub(super) readiness: Mutex<Readiness>,
     pub(super) registry: Mutex<Registry>,
@@ -138,6 +139,7 @@ impl System {
             id,
             me,
             metrics: Arc::clone(&metrics),
+            events: Events::default(),
             started: Instant::now(),
             readiness: Mutex::new(Readiness::Joining),
             registry: Mutex::new(Registry::new(id)),
@@ -252,7 +254,8 @@ impl System {
         options: CallOptions,
         sink: Arc<dyn ReplySink>,
     ) -> CallHandle {
-        let outcall = Outcall::new(target, sink, &options, self.0.config.stream_idle, &self.0.deadlines);
+        let timed = (target.node != self.0.id).then(|| Arc::clone(&self.0.metrics));
+        let outcall = Outcall::new(target, sink, &options, self.0.config.stream_idle, &self.0.deadlines, timed);
         if options.idempotent && target.node != self.0.id {
             let (node, payload, options) = (Weak::clone(&self.0.myself), payload.clone(), options.clone());
             outcall.resend_with(options.resends, move |outcall, timeout| match node.upgrade() {

@@ -10,7 +10,7 @@ use super::{SystemConfig, address, port};
 use crate::error::{Error, Result};
 use crate::net::handshake::Trust;
 use crate::net::transport::{Listener, Transport};
-use crate::observe::{LocalActor, Metrics, NodeStatus, ObserveSource};
+use crate::observe::{Events, LocalActor, Metrics, NodeStatus, ObserveSource};
 
 /// Listens where observers are answered besides the node's port, if anywhere.
 ///
@@ -61,6 +61,9 @@ impl ObserveSource for Inner {
     fn registry_size(&self) -> (usize, usize) {
         let registry = self.registry.lock();
         (registry.name_count(), registry.len())
+    }
+    fn events(&self) -> &Events {
+        &self.events
     }
     fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
