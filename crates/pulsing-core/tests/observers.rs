@@ -90,6 +90,32 @@ async fn test_m4_a_node_without_observers_hands_its_port_on_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn test_m4_who_leaves_and_falls_silent_in_its_last_moment_still_hands_its_port_on() {
+    let old = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = old.local_addr().unwrap().to_string();
+    let leaving = tokio::spawn(async move {
+        let body = r#"{"status":"leaving","node_id":"00000000000000000000000000000007"}"#;
+        let answer = format!(
+            "HTTP/1.1 503 Service Unavailable\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        // Longer than a port may stay taken by who does not leave.
+        let until = std::time::Instant::now() + Duration::from_millis(1500);
+        while std::time::Instant::now() < until {
+            let (mut io, _) = old.accept().await.unwrap();
+            let _ = io.read(&mut [0; 4096]).await;
+            let _ = io.write_all(answer.as_bytes()).await;
+        }
+        drop(old.accept().await.unwrap());
+        // The port is free only when it was asked once more, in vain.
+        drop(old.accept().await.unwrap());
+    });
+    let heir = System::start(SystemConfig { addr: Some(addr.clone()), ..config(&[]) }).await.unwrap();
+    assert_eq!(heir.addr().to_string(), addr);
+    leaving.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_address_for_observers_is_named() {
     for bad in ["9464", "127.0.0.1:x", "[::1", ""] {
         let config = SystemConfig { observe_addr: Some(bad.into()), ..config(&[]) };

@@ -292,7 +292,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let handle = runtime.handle().clone();
         let (control, _ends) = control(addr);
-        runtime.shutdown_background();
+        // With its threads: until they have ended it may still take tasks.
+        runtime.shutdown_timeout(Duration::from_secs(5));
         let (told, sent) = std::sync::mpsc::channel();
         // What is spawned there is dropped at once, and the queue that it would have read is closed.
         std::thread::spawn(move || {

@@ -27,6 +27,8 @@ const ANSWER: Duration = Duration::from_millis(500);
 pub(super) async fn listen(addr: SocketAddr, flag: &str, transport: &Transport, trust: &Trust) -> Result<Listener> {
     let failed = |reason: String| Error::Bind { addr: addr.to_string(), reason };
     let begun = Instant::now();
+    // When there was last reason to wait: one that leaves does not answer in its last moment, nor always in time before.
+    let mut hope = begun;
     let mut told = false;
     loop {
         let error = match transport.bind(addr) {
@@ -38,8 +40,11 @@ pub(super) async fn listen(addr: SocketAddr, flag: &str, transport: &Transport, 
         }
         let holder = if matches!(transport, Transport::Tcp) { ask(addr, trust).await } else { None };
         let leaves = holder.as_ref().is_some_and(|holder| holder.leaves);
-        let limit = if leaves { DEPARTURE } else { PATIENCE };
-        if !matches!(transport, Transport::Tcp) || begun.elapsed() >= limit {
+        if leaves {
+            hope = Instant::now();
+        }
+        let over = hope.elapsed() >= PATIENCE || begun.elapsed() >= DEPARTURE;
+        if !matches!(transport, Transport::Tcp) || over {
             let whose = match holder {
                 Some(Holder { node, leaves: false }) => format!(" by Pulsing node {node}"),
                 Some(Holder { node, leaves: true }) => {
