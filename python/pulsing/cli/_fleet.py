@@ -16,6 +16,7 @@ import typer
 from pulsing.cli._errors import CliError, FailureError, MisuseError, nearest
 from pulsing.cli._logging import to_stderr
 from pulsing.cli._settings import option
+from pulsing.cli._table import table
 from pulsing.core._shown import shown
 
 if TYPE_CHECKING:
@@ -297,9 +298,8 @@ def _table(snapshot: dict[str, Any], running: bool) -> None:
                 cell["reason"],
             )
         )
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    for row in rows:
-        typer.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    for line in table(rows):
+        typer.echo(line)
 
 
 def _generations(path: pathlib.Path, all_of_them: bool) -> list[pathlib.Path]:

@@ -11,6 +11,7 @@ from typer import echo
 from pulsing.cli._errors import FailureError, MisuseError, UnreachableError
 from pulsing.cli._inspect_metrics import gather
 from pulsing.cli._inspect_source import Source
+from pulsing.cli._table import table
 from pulsing.core._shown import legible, shown
 
 KINDS = ("cluster", "actors", "metrics", "all")
@@ -251,8 +252,5 @@ def _print_json(value: Any) -> None:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    # Names and metadata are what actors of other nodes said of themselves.
-    lines = [[legible(str(cell), keep="") for cell in line] for line in (header, *rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    for line in lines:
-        echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    for line in table([[str(cell) for cell in row] for row in (header, *rows)]):
+        echo(line)
