@@ -119,6 +119,17 @@ async fn test_s4_a_text_that_cannot_be_read_back_is_known_by_its_own_tokens() {
 }
 
 #[tokio::test]
+async fn test_s4_where_no_vllm_answers_questions_its_answers_show_how_it_reads_prompt_and_text() {
+    for detokenizes in [true, false] {
+        let script = Script { tokenizes: false, detokenizes, ..VLLM };
+        for extra in [GREEDY.to_owned(), format!(r#"{USAGE},"max_completion_tokens":5,"min_tokens":2"#)] {
+            wherever_it_is_cut(script, &ALIKE, &chat(&extra)).await;
+        }
+        wherever_it_is_cut(script, &ALIKE, &completion(&format!(r#"{USAGE},"max_tokens":4"#))).await;
+    }
+}
+
+#[tokio::test]
 async fn test_s4_an_engine_that_does_not_tell_tokens_goes_on_by_those_of_another_one() {
     let (expected, _) = ask(VLLM, &ALIKE, &chat(USAGE)).await;
     let mut went_on = 0;
@@ -342,7 +353,9 @@ async fn test_s4_where_going_on_would_not_be_sound_an_engines_stream_ends_with_a
         (cut, metadata("continue", "greedy"), plain.clone()),
         (Script { trims: true, ..cut }, ALIKE.to_vec(), plain.clone()),
         (Script { strays: true, ..cut }, ALIKE.to_vec(), plain.clone()),
-        (Script { tokenizes: false, ..cut }, ALIKE.to_vec(), plain.clone()),
+        (Script { tokenizes: false, shows: false, ..cut }, ALIKE.to_vec(), plain.clone()),
+        (Script { tokenizes: false, trims: true, ..cut }, ALIKE.to_vec(), plain.clone()),
+        (Script { tokenizes: false, detokenizes: false, trims: true, ..cut }, ALIKE.to_vec(), plain.clone()),
         (Script { detokenizes: false, trims: true, ..cut }, ALIKE.to_vec(), plain.clone()),
         (cut, [&ALIKE[..], &[("role", "prefill"), ("pd", "sequential")]].concat(), plain),
         (cut, ALIKE.to_vec(), completion(GREEDY)),

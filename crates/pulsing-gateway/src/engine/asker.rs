@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::attempt::{Engine, whole};
 use super::endpoint::Endpoint;
 use super::message::{Forward, usage_in};
-use super::rest::{Begun, Wanted, unfinished, unread};
+use super::rest::{Begun, Wanted, unfinished, unread, unsound};
 use super::splice::Splice;
 use crate::api::{Api, ApiError};
 use crate::aside::aside;
@@ -93,24 +93,11 @@ impl Asker<'_> {
             .map_err(|error| broken(&format!("the engine's answer about tokens cannot be read: {error}")))
     }
 
-    /// Tokens of the prompt, and of the text so far, as the engine itself counts what it is sent: it is let generate one
-    /// token behind each. What it has read for that is in its cache when it goes on.
+    /// Tokens of the prompt, and of the text so far, as the engine itself counts what it is sent.
     pub(super) async fn counted(&self, begun: &Begun) -> Result<(usize, usize), Failure> {
         let mut counts = [0; 2];
         for (count, continued) in counts.iter_mut().zip([false, true]) {
-            let mut fields = vec![
-                Splice::set("model", Value::from(self.model)),
-                Splice::set("max_tokens", 1),
-                Splice::replace("max_completion_tokens", 1),
-                Splice::replace("min_tokens", 0),
-                Splice::set("stream", false),
-                Splice::replace("stream_options", "null"),
-            ];
-            fields.extend(continued.then(unfinished).into_iter().flatten());
-            let body = begun.made(fields, continued).await?;
-            let _lease = self.worker.lease_for(body.len(), Duration::ZERO);
-            let limit = self.worker.patience();
-            let answer = self.exchange(self.worker, self.endpoint, self.job.api, &body, limit).await?;
+            let answer = self.tried(begun, continued, None).await?;
             let usage = usage_in(&answer).ok_or_else(|| broken("the engine does not tell its usage"))?;
             *count = usage.prompt_tokens as usize;
         }
@@ -119,6 +106,45 @@ impl Asker<'_> {
             Some(text) => Ok((prompt, text)),
             None => Err(broken("the engine counts no more tokens with the text behind the prompt")),
         }
+    }
+
+    /// Tokens of the prompt, with the text so far if it is `continued`, as vLLM shows what it was sent.
+    pub(super) async fn shown(&self, begun: &Begun, continued: bool) -> Result<Vec<u32>, Failure> {
+        let answer = self.tried(begun, continued, Some(Splice::set("return_token_ids", true))).await?;
+        shown_in(answer).await
+    }
+    /// The same of the text so far alone.
+    pub(super) async fn shown_alone(&self, begun: &Begun) -> Result<Vec<u32>, Failure> {
+        let (text, model) = (Arc::clone(&begun.text), self.model.to_owned());
+        let asked = move || {
+            let question = json!({
+                "prompt": &*text, "add_special_tokens": false, "max_tokens": 1, "temperature": 0, "return_token_ids": true,
+            });
+            named(question, model)
+        };
+        let body = aside(begun.text.len(), asked).await.ok_or_else(unread)?;
+        shown_in(self.generated(Api::Completions, &body).await?).await
+    }
+
+    /// Lets the engine generate one token behind the prompt, or behind prompt and text. What it has read for that is in its
+    /// cache when it goes on.
+    async fn tried(&self, begun: &Begun, continued: bool, more: Option<Splice>) -> Result<Bytes, Failure> {
+        let mut fields = vec![
+            Splice::set("model", Value::from(self.model)),
+            Splice::set("max_tokens", 1),
+            Splice::replace("max_completion_tokens", 1),
+            Splice::replace("min_tokens", 0),
+            Splice::set("stream", false),
+            Splice::replace("stream_options", "null"),
+        ];
+        fields.extend(continued.then(unfinished).into_iter().flatten().filter(|_| self.job.api == Api::Chat));
+        fields.extend(more);
+        let body = begun.made(fields, continued).await?;
+        self.generated(self.job.api, &body).await
+    }
+    async fn generated(&self, api: Api, body: &Bytes) -> Result<Bytes, Failure> {
+        let _lease = self.worker.lease_for(body.len(), Duration::ZERO);
+        self.exchange(self.worker, self.endpoint, api, body, self.worker.patience()).await
     }
 
     /// One question and all of its answer.
@@ -144,6 +170,25 @@ impl Asker<'_> {
             Engine::Stream(_) | Engine::Deltas(_) => Err(broken("the engine streams where no stream was asked for")),
         }
     }
+}
+
+/// The ids of a prompt in an answer that shows them.
+async fn shown_in(answer: Bytes) -> Result<Vec<u32>, Failure> {
+    #[derive(Deserialize)]
+    struct Shown {
+        prompt_token_ids: Option<Vec<u32>>,
+        #[serde(default)]
+        choices: Vec<Choice>,
+    }
+    #[derive(Deserialize)]
+    struct Choice {
+        prompt_token_ids: Option<Vec<u32>>,
+    }
+    let read = aside(answer.len(), move || serde_json::from_slice::<Shown>(&answer).ok()).await.flatten();
+    let mut shown = read.ok_or_else(|| broken("the engine's answer about tokens cannot be read"))?;
+    let of_choice = shown.choices.first_mut().and_then(|choice| choice.prompt_token_ids.take());
+    // One of a version that knows nothing of it does as if it had not been asked.
+    shown.prompt_token_ids.or(of_choice).ok_or_else(|| unsound("no engine like it tells the tokens of a text"))
 }
 
 /// A question to the engine about `model`.

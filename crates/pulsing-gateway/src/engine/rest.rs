@@ -301,8 +301,15 @@ impl Placement {
                 Err(failure) => return Err(failure),
             },
             _ => {
-                let prompt = asker.tokens(&begun, |wanted, _| wanted.question(None)).await?;
-                let both = asker.tokens(&begun, |wanted, text| wanted.question(Some(text))).await?;
+                let asked = asker.tokens(&begun, |wanted, _| wanted.question(None)).await;
+                // Where none like it answers questions, vLLM shows with an answer how it has read what was sent.
+                let vllm = sent.likeness.continues == Some(Continues::Vllm);
+                let shows = vllm && matches!(asked, Err(Failure::Final(_)));
+                let (prompt, both) = if shows {
+                    (asker.shown(&begun, false).await?, asker.shown(&begun, true).await?)
+                } else {
+                    (asked?, asker.tokens(&begun, |wanted, text| wanted.question(Some(text))).await?)
+                };
                 let Some(text) = both.strip_prefix(prompt.as_slice()) else {
                     return Err(unsound("the engine reads the prompt differently with the text behind it"));
                 };
@@ -310,6 +317,7 @@ impl Placement {
                     let same = match asker.text(text).await {
                         Ok(said) => said == sent.text,
                         // Where the tokens are those of the text alone, they are those of no other one.
+                        Err(Failure::Final(_)) if shows => asker.shown_alone(&begun).await? == text,
                         Err(Failure::Final(_)) => asker.tokens(&begun, alone).await? == text,
                         Err(failure) => return Err(failure),
                     };
@@ -349,7 +357,7 @@ const UNREAD: &str = "the request cannot be read again";
 pub(super) fn unread() -> Failure {
     broken(UNREAD)
 }
-fn unsound(why: &'static str) -> Failure {
+pub(super) fn unsound(why: &'static str) -> Failure {
     Failure::Final(ApiError::worker_fault(why))
 }
 

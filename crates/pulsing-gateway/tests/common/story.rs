@@ -29,6 +29,8 @@ pub struct Script {
     pub talks: bool,
     pub tokenizes: bool,
     pub detokenizes: bool,
+    /// It tells with an answer how it has read its prompt, if it is asked to.
+    pub shows: bool,
 }
 
 pub const VLLM: Script = Script {
@@ -39,6 +41,7 @@ pub const VLLM: Script = Script {
     talks: false,
     tokenizes: true,
     detokenizes: true,
+    shows: true,
 };
 
 pub fn words(range: impl IntoIterator<Item = usize>) -> String {
@@ -64,6 +67,17 @@ fn so_far(asked: &Value) -> String {
     }
 }
 
+/// How an engine reads a prompt.
+fn prompt_of(script: Script, asked: &Value) -> Vec<u32> {
+    let alone = asked["add_special_tokens"] == false;
+    let mut text = ids(&if alone { asked["prompt"].as_str().unwrap().to_owned() } else { so_far(asked) });
+    if script.trims && asked["messages"].is_array() && !text.is_empty() {
+        text.remove(0);
+    }
+    let prompt = if alone { &[][..] } else { &PROMPT[..] };
+    prompt.iter().copied().chain(text).collect()
+}
+
 /// An engine; `streams` counts those of all of them, so that each has an id of its own.
 pub async fn engine(script: Script, streams: &Arc<AtomicUsize>) -> Arc<Engine> {
     let streams = Arc::clone(streams);
@@ -79,16 +93,7 @@ pub async fn serve(turn: Turn, script: Script, streams: Arc<AtomicUsize>) -> Opt
     }
     match path.as_str() {
         "/tokenize" => {
-            let mut text = ids(&if asked["add_special_tokens"] == false {
-                asked["prompt"].as_str().unwrap().to_owned()
-            } else {
-                so_far(&asked)
-            });
-            if script.trims && asked["messages"].is_array() && !text.is_empty() {
-                text.remove(0);
-            }
-            let prompt = if asked["add_special_tokens"] == false { &[][..] } else { &PROMPT[..] };
-            let tokens: Vec<u32> = prompt.iter().copied().chain(text).collect();
+            let tokens = prompt_of(script, &asked);
             turn.json(&json!({"count": tokens.len(), "tokens": tokens, "max_model_len": 100}).to_string()).await
         }
         "/detokenize" => {
@@ -98,8 +103,19 @@ pub async fn serve(turn: Turn, script: Script, streams: Arc<AtomicUsize>) -> Opt
         _ if asked["stream"] == false => {
             assert_eq!([&asked["max_tokens"], &asked["stream_options"]], [&json!(1), &Value::Null]);
             assert!(asked["max_completion_tokens"].as_u64().is_none_or(|most| most == 1));
-            let prompt = PROMPT.len() + ids(&so_far(&asked)).len();
-            turn.json(&json!({"usage": {"prompt_tokens": prompt, "completion_tokens": 1}}).to_string()).await
+            let prompt = prompt_of(script, &asked);
+            let mut answer = json!({"usage": {"prompt_tokens": prompt.len(), "completion_tokens": 1}, "choices": [{}]});
+            if script.shows && asked["return_token_ids"] == true {
+                let holder = if path == "/v1/completions" { &mut answer["choices"][0] } else { &mut answer };
+                holder["prompt_token_ids"] = json!(prompt);
+            }
+            turn.json(&answer.to_string()).await
+        }
+        // The text so far alone.
+        "/v1/completions" if asked["add_special_tokens"] == false => {
+            assert_eq!([&asked["max_tokens"], &asked["return_token_ids"]], [&json!(1), &json!(true)]);
+            let choice = if script.shows { json!({"prompt_token_ids": prompt_of(script, &asked)}) } else { json!({}) };
+            turn.json(&json!({"choices": [choice]}).to_string()).await
         }
         _ => stream(turn, script, &asked, streams.fetch_add(1, Ordering::SeqCst)).await,
     }
