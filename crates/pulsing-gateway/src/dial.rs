@@ -10,6 +10,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use hyper::Uri;
 use hyper::header::HeaderValue;
+use rustix::io::Errno;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -177,6 +178,13 @@ impl Target {
         };
         tokio::time::timeout(limit, dial).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
+}
+
+/// Whether nobody was dialled because this process or its machine has no descriptor, port or memory left for it: that says
+/// nothing of the other side.
+pub(crate) fn is_ours(error: &io::Error) -> bool {
+    let ours = [Errno::MFILE, Errno::NFILE, Errno::ADDRNOTAVAIL, Errno::NOBUFS, Errno::NOMEM];
+    ours.iter().any(|ours| error.raw_os_error() == Some(ours.raw_os_error()))
 }
 
 /// Says what is to be done about a certificate that is common, and not believed.

@@ -10,7 +10,7 @@ use hyper::header::HeaderValue;
 use parking_lot::Mutex;
 
 use super::wire::Wire;
-use crate::dial::{Target, Trust, shown};
+use crate::dial::{self, Target, Trust, shown};
 
 /// How long a dial may take: engines stand close to their Router.
 const DIAL: Duration = Duration::from_secs(2);
@@ -112,7 +112,7 @@ impl Endpoint {
     }
     /// Whether somebody listens there. If not, all idle connections are closed, too.
     pub(crate) async fn is_there(&self) -> bool {
-        let there = self.dial().await.is_ok();
+        let there = self.dial().await.map_or_else(|error| dial::is_ours(&error), |_| true);
         if !there {
             self.forget();
         }

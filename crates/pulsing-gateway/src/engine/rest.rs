@@ -22,6 +22,7 @@ use super::sent::Sent;
 use super::splice::{Splice, with_fields};
 use crate::api::{Api, ApiError};
 use crate::aside::aside;
+use crate::dial;
 use crate::dispatch::{Failure, Job, Placement, broken};
 use crate::pool::{Continues, Worker};
 
@@ -397,6 +398,10 @@ impl Placement {
         let mut fresh = false;
         loop {
             let (wire, reused) = endpoint.connection(fresh).await.map_err(|error| {
+                if dial::is_ours(&error) {
+                    let why = format!("it can open no connection to an engine: {error}; try again later");
+                    return Failure::Final(ApiError::overloaded(why, 1));
+                }
                 endpoint.forget();
                 Failure::Unreached(format!("cannot connect to the engine: {error}"))
             })?;

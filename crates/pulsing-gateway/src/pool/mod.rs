@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
-use crate::dial::Trust;
+use crate::dial::{self, Trust};
 use crate::policy::Policy;
 use crate::protocol::{self, BlockNews, Description, LoadReport};
 
@@ -473,6 +473,7 @@ async fn checked(pool: &std::sync::Weak<Pool>, worker: &Worker, mut report: Load
     if worker.is_doubted() {
         match endpoint.knock().await {
             Ok(()) => worker.doubt(false),
+            Err(error) if dial::is_ours(&error) => {}
             Err(error) => {
                 endpoint.forget();
                 wrong = Some(format!("this Router cannot connect to its engine at {}: {error}", endpoint.url()));
