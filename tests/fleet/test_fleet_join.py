@@ -218,6 +218,15 @@ def test_a_killed_router_finds_its_engines_again(fleet: Fleet) -> None:
             {"engine": "llama_cpp", "model": "/no.gguf", "program": ["python3", "-c", "exit('no file ' + '/no.gguf')"]},
             "  | no file /no.gguf",
         ),
+        (
+            # Nothing of it reaches the terminal of who runs the fleet.
+            {
+                "engine": "vllm",
+                "model": "m",
+                "program": ["python3", "-c", r"exit('\x1b[31;1mred\x1b[0m\x1b]0;t\x07 \x1bc')"],
+            },
+            "  | red \\x1bc\n",
+        ),
     ],
 )
 def test_what_an_engine_said_last_is_shown(fleet: Fleet, section: dict[str, Any], words: str) -> None:

@@ -5,9 +5,12 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pulsing.core._shown import legible
 
 # A node that takes longer is asked again; the launcher looks often.
 _ANSWER_WITHIN = 3.0
@@ -107,6 +110,10 @@ class Onlooker:
         return f"no seed says who has joined: {'; '.join(reasons)}"
 
 
+# Colours and what else a program tells a terminal: as ECMA-48 has it, sequences (CSI) and strings (OSC).
+_TOLD_A_TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+
+
 def last_words(log: pathlib.Path, lines: int = 8) -> list[str]:
     """What a process wrote last; nothing where its log is not on this machine.
 
@@ -120,7 +127,8 @@ def last_words(log: pathlib.Path, lines: int = 8) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
+    text = _TOLD_A_TERMINAL.sub("", text)
     # A progress bar draws over itself: what is on the screen in the end counts.
     written = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
     kept = [line.rstrip() for line in written if line.strip(" \t^~─│╭╮╰╯❱")]
-    return [line if len(line) <= 300 else f"{line[:299]}…" for line in kept[-lines:]]
+    return [legible(line if len(line) <= 300 else f"{line[:299]}…") for line in kept[-lines:]]
