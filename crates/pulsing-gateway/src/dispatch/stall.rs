@@ -1,9 +1,11 @@
 //! When an answer that has begun stands still, and another Worker had better go on with it (S5).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::{Job, Placement};
 use crate::cluster::BoxFuture;
@@ -22,8 +24,33 @@ pub(crate) struct Stall {
     pulse: Arc<Pulse>,
     /// Ends when the stream stands still; made when there is first something to wait for.
     still: Option<BoxFuture<()>>,
+    bell: Arc<Bell>,
+    /// That wakes `bell`.
+    rings: Waker,
+    /// Who is woken by it.
+    task: Option<Waker>,
     /// That it stands still has been told.
     told: bool,
+}
+
+/// What a watch waits for has news: to look at it with every token would cost more than all the rest of the watch.
+#[derive(Default)]
+struct Bell {
+    rung: AtomicBool,
+    task: Mutex<Option<Waker>>,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rung.store(true, Ordering::Release);
+        let task = self.task.lock().clone();
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
 }
 
 /// When something came of an answer.
@@ -60,6 +87,7 @@ impl Stall {
         job: &Arc<Job>,
         like: Option<&Arc<Likeness>>,
     ) -> Self {
+        let bell = Arc::<Bell>::default();
         let pulse = Pulse { born: Instant::now(), last: AtomicU64::new(0), gap: AtomicU64::new(0) };
         Self {
             placement: Arc::clone(placement),
@@ -68,6 +96,9 @@ impl Stall {
             like: like.map(Arc::clone),
             pulse: Arc::new(pulse),
             still: None,
+            rings: Waker::from(Arc::clone(&bell)),
+            bell,
+            task: None,
             told: false,
         }
     }
@@ -93,12 +124,20 @@ impl Stall {
         if self.told {
             return Poll::Pending;
         }
+        if !self.task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
+            self.task = Some(cx.waker().clone());
+            self.bell.task.lock().clone_from(&self.task);
+        }
+        // Who is woken from now on looks again.
+        if !self.bell.rung.swap(false, Ordering::AcqRel) && self.still.is_some() {
+            return Poll::Pending;
+        }
         let still = self.still.get_or_insert_with(|| {
             let (placement, worker, job) =
                 (Arc::clone(&self.placement), Arc::clone(&self.worker), Arc::clone(&self.job));
             Box::pin(placement.still(worker, job, self.like.clone(), Arc::clone(&self.pulse)))
         });
-        std::task::ready!(still.as_mut().poll(cx));
+        std::task::ready!(still.as_mut().poll(&mut Context::from_waker(&self.rings)));
         (self.still, self.told) = (None, true);
         Poll::Ready(())
     }
