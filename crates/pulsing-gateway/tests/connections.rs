@@ -251,6 +251,20 @@ async fn s4_a_client_that_goes_in_the_middle_of_its_request_holds_nothing() {
 }
 
 #[tokio::test]
+async fn s3_who_says_nothing_or_begins_and_stops_is_let_go() {
+    let cluster = FakeCluster::new();
+    cluster.worker(hello);
+    let gateway = cluster.gateway(|config| config.header_timeout = Duration::from_millis(300)).await;
+    // Of the first three it is not known yet which HTTP they speak.
+    for begun in ["", "P", "PRI * HTTP/2.0\r\n", "POST /v1/chat", "GET /health HTTP/1.1\r\nhost: x\r\n"] {
+        let mut stream = TcpStream::connect(gateway.addr()).await.unwrap();
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut Vec::new())).await;
+        assert!(ended.is_ok(), "{begun:?} is waited for");
+    }
+}
+
+#[tokio::test]
 async fn what_is_no_request_is_answered_in_the_apis_shape_and_counted() {
     let cluster = FakeCluster::new();
     cluster.worker(hello);

@@ -4,6 +4,7 @@
 //! wire is lost. So a closing gateway first answers with `Connection: close` what comes, and closes by itself only what
 //! has been quiet for a while.
 
+use std::future::pending;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -26,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(super) struct Traffic {
     opened: Instant,
     requests: AtomicU32,
-    /// Milliseconds after `opened` at which the last answer ended.
+    /// Milliseconds after `opened` at which the last answer ended, at least one; 0: none has.
     ended: AtomicU64,
     http2: AtomicBool,
 }
@@ -57,6 +58,15 @@ impl Traffic {
     pub(super) fn idle(&self) -> Option<Duration> {
         let ended = self.opened + Duration::from_millis(self.ended.load(Ordering::Acquire));
         (self.requests.load(Ordering::Acquire) == 0).then(|| ended.elapsed())
+    }
+
+    /// Returns when no request has begun for `patience` after the connection was opened. The HTTP library counts the time of a
+    /// head, but only when it knows which HTTP it is.
+    pub(super) async fn silent(&self, patience: Duration) {
+        tokio::time::sleep(patience).await;
+        if self.requests.load(Ordering::Acquire) > 0 || self.ended.load(Ordering::Acquire) > 0 {
+            pending().await
+        }
     }
 
     /// Returns when the connection of a closing gateway may go: at once where the protocol itself tells the client what
@@ -92,7 +102,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         let ended = u64::try_from(self.traffic.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.traffic.ended.store(ended, Ordering::Release);
+        self.traffic.ended.store(ended.max(1), Ordering::Release);
         self.traffic.requests.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -198,6 +198,7 @@ where
     let steady = Steady::new();
     let ended = tokio::select! {
         ended = poll_fn(|cx| steady.poll(cx, served.as_mut())) => ended,
+        () = traffic.silent(config.header_timeout) => return,
         () = closed(&mut closing) => {
             let patience = *grace.borrow();
             tokio::select! {
