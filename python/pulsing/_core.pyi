@@ -293,6 +293,19 @@ class System:
     def withdraw(self, actor: bytes) -> None:
         """Takes an actor's name off the cluster, and frees it here; its id still reaches it. Idempotent."""
 
+    def restarted(
+        self, actor: bytes, reason: str, *, name: str | None = None, class_name: str = "", public: bool = False
+    ) -> None:
+        """Counts that supervision starts an actor again, and tells observers.
+
+        Args:
+            actor: Its id.
+            reason: How its last instance ended: a word that watchers are told.
+            name: Of an actor in a process of its own, which the node does not know: its name.
+            class_name: And its class.
+            public: And whether its name is published.
+        """
+
     def unregister(self, actor: bytes, reason: str = "stopped", error: str = ...) -> bool:
         """Takes an actor that has ended off the node, and tells who watches it; False if it was not there.
 
@@ -374,13 +387,22 @@ class System:
         self,
         *,
         messages: int = 0,
-        restarts: int = 0,
+        waiting: int = 0,
         streams: int = 0,
         stream_items: int = 0,
         dead_letters: int = 0,
         bytes_copied: int = 0,
     ) -> None:
-        """Adds what happened inside Python, where local calls stay, to the node's counters."""
+        """Adds what happened inside Python, where local calls stay, to the node's counters.
+
+        Args:
+            messages: Local calls delivered.
+            waiting: Messages that began to wait in mailboxes, less those that ceased to.
+            streams: Local streams begun.
+            stream_items: Their items.
+            dead_letters: Messages nobody took.
+            bytes_copied: Bytes of large data that were copied.
+        """
 
     def resolve(self, bridge: Bridge, token: int, name: str, node: bytes | None = None, timeout: float = 0.0) -> None:
         """Reports one instance of a name, waiting up to `timeout` seconds for it."""

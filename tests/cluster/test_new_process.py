@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from runtime_util import cluster, eventually, local_system, run
+from runtime_util import cluster, eventually, local_system, restarts, run
 
 import pulsing as pul
 from pulsing.exceptions import (
@@ -188,7 +188,7 @@ def test_killed_without_a_policy_it_is_gone_and_its_calls_fail() -> None:
 
 def test_r9_a_policy_starts_a_dead_process_again_under_its_name() -> None:
     async def main() -> None:
-        async with local_system() as system:
+        async with local_system() as system, restarts(system) as told:
             ref = await system.spawn(
                 Own, name="own", new_process=True, restart_policy="on_failure", max_restarts=2, min_backoff=0.01
             )
@@ -206,7 +206,11 @@ def test_r9_a_policy_starts_a_dead_process_again_under_its_name() -> None:
                     await ask
                 own = await another(system, own)
                 pids.append(await own.pid())
+                event = await told.get()
+                assert (event["name"], event["class"], event["reason"]) == ("own", f"{__name__}.Own", "node_lost")
+                assert event["actor_id"] == str(own.actor_id)
             assert len(set(pids)) == 3
+            assert system.core.metrics()["actors_restarted"] == 2
             os.kill(pids[-1], signal.SIGKILL)
             await eventually("its budget is spent", lambda: system.processes.find("own") is None)
             assert children() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
@@ -56,6 +57,29 @@ async def cluster(size: int, **settings: Any) -> AsyncIterator[list[pul.ActorSys
     finally:
         for system in reversed(systems):
             await system.shutdown(0.0)
+
+
+@asynccontextmanager
+async def restarts(system: pul.ActorSystem) -> AsyncIterator[asyncio.Queue[dict[str, Any]]]:
+    """What `/events` tells of restarts from now on."""
+    found: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    host, _, port = system.addr.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readuntil(b"event: node\n")
+
+    async def follow() -> None:
+        while line := await reader.readline():
+            event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+            if event.get("change") == "restarted":
+                found.put_nowait(event)
+
+    following = asyncio.create_task(follow())
+    try:
+        yield found
+    finally:
+        following.cancel()
+        writer.close()
 
 
 def free_port() -> int:

@@ -6,8 +6,9 @@ mod common;
 use std::time::Duration;
 
 use common::*;
+use pulsing_core::actor::{Actor, Context, RestartPolicy, SpawnOptions, Supervision};
 use pulsing_core::observe::get;
-use pulsing_core::{Ending, Error, Passphrase, Security, System, SystemConfig};
+use pulsing_core::{Call, Ending, Error, Passphrase, Security, System, SystemConfig};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -188,6 +189,45 @@ async fn events_tell_what_becomes_of_actors_and_members() {
             assert_eq!(member["state"], state, "{member}");
         }
     }
+}
+
+/// Ends by itself, or fails, as told.
+struct Frail;
+
+impl Actor for Frail {
+    async fn receive(&mut self, call: Call, ctx: &Context) {
+        if call.payload.head == "leave" {
+            ctx.stop()
+        } else {
+            ctx.fail("secret")
+        }
+        call.responder.value(raw("done"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_restart_is_an_event_and_is_counted() {
+    let node = System::start(observed()).await.unwrap();
+    let mut told = Followed::new(&node.addr().to_string()).await;
+    let supervision = Supervision {
+        policy: RestartPolicy::Always,
+        max_restarts: 2,
+        min_backoff: Duration::from_millis(1),
+        ..Supervision::default()
+    };
+    let options = SpawnOptions { supervision, ..SpawnOptions::default() };
+    let actor = node.spawn_with(|| Frail, named("frail"), options).await.unwrap();
+    for (n, (how, reason)) in [("leave", "stopped"), ("fail", "failed")].into_iter().enumerate() {
+        ask(&node, actor.target(), how).await.unwrap();
+        let event = told.next("actor", |event| event["change"] != "started").await;
+        assert_eq!((&event["change"], &event["reason"]), (&json!("restarted"), &json!(reason)));
+        assert_eq!((&event["actor_id"], &event["name"]), (&json!(actor.target().actor.to_string()), &json!("frail")));
+        assert!(!event.to_string().contains("secret"), "what it failed with is the log's to tell: {event}");
+        assert_eq!(node.metrics().actors_restarted.get(), n as u64 + 1);
+    }
+    ask(&node, actor.target(), "fail").await.unwrap();
+    let event = told.next("actor", |_| true).await;
+    assert_eq!((&event["change"], &event["reason"]), (&json!("ended"), &json!("failed")), "its budget is spent");
 }
 
 #[tokio::test(flavor = "multi_thread")]

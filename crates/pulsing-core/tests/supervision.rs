@@ -323,6 +323,49 @@ async fn r3_a_full_mailbox_makes_askers_wait_and_refuses_who_will_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_waits_is_counted_until_it_begins_or_is_given_up_or_its_actor_ends() {
+    let a = node(&[]).await;
+    let b = node(&[&a]).await;
+    let depth = |expected: i64, what: &'static str| {
+        let metrics = Arc::clone(a.metrics());
+        async move { eventually(what, SOON, || metrics.mailbox_messages.get() == expected).await }
+    };
+    for end in [Some(Ending::stop()), Some(Ending::Kill), Some(Ending::Drain), None] {
+        let options = SpawnOptions { mailbox: 4, ..quick(RestartPolicy::Never) };
+        let (actor, log) = obedient(&a, "", options).await;
+        let target = actor.target();
+        let running = begin(&a, target, "hang", &log).await;
+        assert_eq!(a.metrics().mailbox_messages.get(), 0, "what runs does not wait");
+        let mut asks = tokio::task::JoinSet::new();
+        for n in 0..6 {
+            let from = if n % 2 == 0 { a.clone() } else { b.clone() };
+            asks.spawn(async move { ask(&from, target, "waits").await });
+        }
+        depth(6, "all wait").await;
+        if let Some(end) = end {
+            // What runs is passed by all ends but one.
+            if end == Ending::Drain {
+                running.abort();
+            }
+            actor.end(end).await.unwrap();
+        } else {
+            asks.abort_all();
+            while asks.join_next().await.is_some() {}
+            // They are looked for when twice as many wait as have places.
+            let mut more = tokio::task::JoinSet::new();
+            for _ in 0..3 {
+                let a = a.clone();
+                more.spawn(async move { ask(&a, target, "waits").await });
+            }
+            depth(3, "those that are left").await;
+            running.abort();
+            assert!(more.join_all().await.iter().all(Result::is_ok));
+        }
+        depth(0, "nothing waits").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn r11_a_call_that_would_wait_on_itself_is_refused_naming_the_chain() {
     struct Caller;
     impl Actor for Caller {

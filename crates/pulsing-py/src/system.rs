@@ -259,6 +259,27 @@ impl System {
         let _guard = self.runtime.enter();
         Ok(self.core.unregister(actor_id(actor)?, watching::reason(reason, error)?))
     }
+    /// Supervision starts an actor again whose last instance ended by `reason`. One in a process of its own is not known here: its
+    /// name and class say which.
+    #[pyo3(signature = (actor, reason, *, name = None, class_name = "", public = false))]
+    fn restarted(
+        &self,
+        actor: &[u8],
+        reason: &str,
+        name: Option<String>,
+        class_name: &str,
+        public: bool,
+    ) -> PyResult<()> {
+        runtime::check_fork()?;
+        let (actor, reason) = (actor_id(actor)?, watching::reason(reason, String::new())?);
+        if name.is_none() && class_name.is_empty() {
+            self.core.restarted(actor, &reason);
+        } else {
+            let spec = ActorSpec { name, class: class_name.to_owned(), public, ..ActorSpec::default() };
+            self.core.restarted_as(actor, &spec, &reason);
+        }
+        Ok(())
+    }
     /// Completes with `(reason, error)` when the actor has ended.
     fn watch_actor(&self, bridge: &Bridge, token: u64, node: &[u8], actor: &[u8]) -> PyResult<WatchHandle> {
         runtime::check_fork()?;
@@ -383,14 +404,15 @@ impl System {
         ] {
             dict.set_item(name, counter.get())?;
         }
+        dict.set_item("mailbox_messages", m.mailbox_messages.get())?;
         Ok(dict)
     }
     /// Adds what happened inside Python, where local calls stay, to the node's counters.
-    #[pyo3(signature = (*, messages = 0, restarts = 0, streams = 0, stream_items = 0, dead_letters = 0, bytes_copied = 0))]
+    #[pyo3(signature = (*, messages = 0, waiting = 0, streams = 0, stream_items = 0, dead_letters = 0, bytes_copied = 0))]
     fn count(
         &self,
         messages: u64,
-        restarts: u64,
+        waiting: i64,
         streams: u64,
         stream_items: u64,
         dead_letters: u64,
@@ -398,7 +420,7 @@ impl System {
     ) {
         let metrics = self.core.metrics();
         metrics.messages.add(messages);
-        metrics.actors_restarted.add(restarts);
+        metrics.mailbox_messages.add(waiting);
         metrics.streams.add(streams);
         metrics.stream_items.add(stream_items);
         metrics.dead_letters.add(dead_letters);

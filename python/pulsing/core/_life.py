@@ -331,7 +331,7 @@ class Life:
             await self._stop_hook()
             await asyncio.sleep(delay)
             self.restarts += 1
-            cell.system.counts.restarts += 1
+            cell.system.core.restarted(cell.raw, "stopped" if error is None else "failed")
             try:
                 await self._by_itself(self._create())
             except (asyncio.CancelledError, KeyboardInterrupt):
@@ -476,6 +476,8 @@ class Life:
 
     def _ended(self) -> None:
         cell = self._cell
+        # Again, for an end that was cut short.
+        self._refuse()
         cell.state = STOPPED
         cell.system.remove(cell)
         if self.tools is not None:

@@ -69,6 +69,7 @@ class Mailbox:
             handlers.start(d)
         elif len(self.waiting) < self.capacity:
             self._append(d)
+            cell.system.counts.waiting += 1
             d.arm()
         elif d.no_wait:
             d.fail(mailbox_full(cell, self.capacity))
@@ -77,6 +78,7 @@ class Mailbox:
             if self._overflow is _NOTHING:
                 self._overflow = deque()
             self._overflow.append(d)
+            cell.system.counts.waiting += 1
             d.arm()
 
     def holds_back(self, d: Delivery) -> bool:
@@ -90,6 +92,7 @@ class Mailbox:
             self._refuse(d)
         elif len(self.waiting) < self.capacity:
             self._append(d)
+            cell.system.counts.waiting += 1
             self.pump_soon()
         else:
             self.deliver(d)
@@ -100,6 +103,7 @@ class Mailbox:
             if self.signals is _NOTHING:
                 self.signals = deque()
             self.signals.append(d)
+            self._cell.system.counts.waiting += 1
             self.pump_soon()
 
     def pump(self) -> None:
@@ -107,10 +111,14 @@ class Mailbox:
         self._pump_scheduled = False
         waiting = self.waiting
         handlers = self._cell.handlers
+        system = self._cell.system
         while self.signals and handlers.can_start(self.signals[0].spec):
-            handlers.start(self.signals.popleft())
+            d = self.signals.popleft()
+            system.counts.waiting -= 1
+            handlers.start(d)
         while waiting and handlers.can_start(waiting[0].spec):
             d = waiting.popleft()
+            system.counts.waiting -= 1
             if not d.expired():
                 handlers.start(d)
             if self._overflow:
@@ -127,16 +135,21 @@ class Mailbox:
         for queue in (self.waiting, self._overflow):
             with contextlib.suppress(ValueError):
                 queue.remove(d)
+                self._cell.system.counts.waiting -= 1
                 break
         self._admit()
         self.pump_soon()
 
     def refuse_all(self) -> None:
         """The actor has stopped: nothing that waits will run."""
+        system = self._cell.system
+        system.counts.waiting -= len(self.signals)
         self.signals.clear()
         for queue in (self.waiting, self._overflow):
             while queue:
-                self._refuse(queue.popleft())
+                d = queue.popleft()
+                system.counts.waiting -= 1
+                self._refuse(d)
 
     def _append(self, d: Delivery) -> None:
         if self.waiting is _NOTHING:

@@ -242,7 +242,7 @@ class ProcessActor:
     async def _restarted(self, process: Process) -> bool:
         # On the address of the old one, which tells every node that the old one is no more (M4).
         addr = process.addr
-        how = process.how()
+        how, reason = process.how(), "node_lost"
         while True:
             delay = self._budget.next_delay(time.monotonic())
             if delay is None:
@@ -251,11 +251,13 @@ class ProcessActor:
             _log.warning("the process of actor %s ended %s: starting it again in %.2f s", self.label, how, delay)
             await asyncio.sleep(delay)
             self.id = ActorId.generate()
-            self._system.counts.restarts += 1
+            self._system.core.restarted(
+                self.id.raw, reason, name=self.name, class_name=self._plan.label, public=self.public
+            )
             try:
                 await self._start(addr)
             except Exception as error:  # noqa: BLE001 - a failed start counts like one more death
-                how = f"and did not start again ({type(error).__name__}: {text_of(error)})"
+                how, reason = f"and did not start again ({type(error).__name__}: {text_of(error)})", "failed"
                 continue
             return True
 

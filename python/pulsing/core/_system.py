@@ -53,11 +53,12 @@ _STATUS = {"alive": "Alive", "suspect": "Suspect", "down": "Dead", "left": "Left
 class Counts:
     """What happened inside Python, until it is told to the node's metrics."""
 
-    __slots__ = ("bytes_copied", "dead_letters", "inbound", "local", "restarts", "stream_items", "streams")
+    __slots__ = ("bytes_copied", "dead_letters", "inbound", "local", "stream_items", "streams", "waiting")
 
     def __init__(self) -> None:
-        self.local = self.inbound = self.restarts = self.streams = self.stream_items = self.dead_letters = 0
-        self.bytes_copied = 0
+        self.local = self.inbound = self.streams = self.stream_items = self.dead_letters = self.bytes_copied = 0
+        self.waiting = 0
+        """Messages that began to wait in mailboxes, less those that ceased to."""
 
 
 def node_of(value: str | int | NodeId | None) -> NodeId | None:
@@ -583,7 +584,7 @@ class ActorSystem:
         counts, self.counts = self.counts, Counts()
         self.core.count(
             messages=counts.local,
-            restarts=counts.restarts,
+            waiting=counts.waiting,
             streams=counts.streams,
             stream_items=counts.stream_items,
             dead_letters=counts.dead_letters,

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::waiting::Waiting;
 use crate::call::{Acceptance, Call, Mode};
 use crate::error::Error;
 use crate::id::ActorId;
@@ -33,7 +34,7 @@ pub(super) enum Phase {
 }
 
 struct State {
-    waiting: VecDeque<Call>,
+    waiting: Waiting,
     /// When to look for callers that gave up while they waited.
     prune_at: usize,
     failure: Option<String>,
@@ -51,7 +52,7 @@ pub struct Mailbox {
 
 impl Mailbox {
     pub(super) fn new(actor: ActorId, capacity: usize, metrics: Arc<Metrics>) -> Self {
-        let state = State { waiting: VecDeque::new(), prune_at: 2 * capacity, failure: None };
+        let state = State { waiting: Waiting::new(Arc::clone(&metrics)), prune_at: 2 * capacity, failure: None };
         let phase = watch::channel(Phase::Open).0;
         Self { actor, capacity, metrics, state: Mutex::new(state), wake: Notify::new(), phase }
     }
@@ -75,7 +76,7 @@ impl Mailbox {
                     return None;
                 }
                 // A caller that gave up while waiting is not served.
-                while let Some(call) = state.waiting.pop_front() {
+                while let Some(call) = state.waiting.pop() {
                     let placed = state.waiting.get(self.capacity - 1).and_then(acceptance);
                     if let Some(placed) = placed {
                         drop(state);
@@ -144,7 +145,7 @@ impl Mailbox {
                 }
                 further
             });
-            if self.phase() > Phase::Draining { std::mem::take(&mut state.waiting) } else { VecDeque::new() }
+            if self.phase() > Phase::Draining { state.waiting.take() } else { VecDeque::new() }
         };
         self.wake.notify_one();
         let actor = self.actor;
@@ -178,10 +179,7 @@ impl Endpoint for Mailbox {
                 Error::MailboxFull { actor, capacity: self.capacity }
             } else {
                 if waiting >= state.prune_at {
-                    let (gone, kept): (VecDeque<_>, VecDeque<_>) =
-                        state.waiting.drain(..).partition(|c| c.responder.cancel_signal().is_cancelled());
-                    given_up = gone;
-                    state.waiting = kept;
+                    given_up = state.waiting.take_given_up();
                     // Those that moved up have a place, too.
                     placed.extend(state.waiting.iter().take(self.capacity).filter_map(acceptance));
                     state.prune_at = 2 * state.waiting.len().max(self.capacity);
@@ -189,7 +187,7 @@ impl Endpoint for Mailbox {
                 if state.waiting.len() < self.capacity {
                     placed.extend(acceptance(&call));
                 }
-                state.waiting.push_back(call);
+                state.waiting.push(call);
                 drop(state);
                 placed.iter().for_each(Acceptance::give);
                 self.wake.notify_one();

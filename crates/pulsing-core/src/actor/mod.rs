@@ -7,6 +7,7 @@ mod context;
 mod mailbox;
 mod runner;
 mod supervision;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::Duration;

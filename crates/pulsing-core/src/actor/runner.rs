@@ -133,6 +133,7 @@ impl<A: Actor> Life<A> {
     async fn restart(&mut self, mut error: Option<String>) -> std::result::Result<A, Reason> {
         let label = self.label.clone();
         loop {
+            let ended = error.clone().map_or(Reason::Stopped, |error| Reason::Failed { error });
             let what = error.take().unwrap_or_else(|| "it ended itself".to_owned());
             let Some(delay) = self.budget.next_delay(Instant::now()) else {
                 tracing::error!(actor = label, error = what, "actor failed too often: it ends");
@@ -143,7 +144,7 @@ impl<A: Actor> Life<A> {
                 () = tokio::time::sleep(delay) => {}
                 () = self.mailbox.ending() => return Err(self.told()),
             }
-            self.system.metrics().actors_restarted.inc();
+            self.system.restarted(self.context.me().actor, &ended);
             match self.start().await {
                 Ok(actor) => return Ok(actor),
                 Err(again) => error = Some(again.to_string()),

@@ -1,6 +1,6 @@
 //! Counters: plain atomics, read by `/metrics`.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A number that only grows.
@@ -18,6 +18,21 @@ impl Counter {
     }
     /// The value now.
     pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number that grows and shrinks.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicI64);
+
+impl Gauge {
+    /// Adds `n`, which may be negative.
+    pub fn add(&self, n: i64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+    /// The value now.
+    pub fn get(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -65,6 +80,8 @@ pub struct Metrics {
     pub actors_stopped: Counter,
     /// Actors restarted by supervision.
     pub actors_restarted: Counter,
+    /// Messages that wait in mailboxes of this node's actors.
+    pub mailbox_messages: Gauge,
     /// Calls delivered to actors of this node, from other nodes or other actors here.
     pub messages: Counter,
     /// Calls this node sent to others.

@@ -10,6 +10,6 @@ mod source;
 
 pub use client::{MAX_BODY, ObserveError, Protocol, Response, get, get_many, get_with};
 pub use events::{Event, Events};
-pub use metrics::{Counter, Durations, Metrics};
+pub use metrics::{Counter, Durations, Gauge, Metrics};
 pub use server::{Scope, serve, serve_within};
 pub use source::{LocalActor, NodeStatus, ObserveSource, Readiness};

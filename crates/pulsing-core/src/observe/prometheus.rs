@@ -33,6 +33,14 @@ pub(super) fn render(source: &dyn ObserveSource) -> String {
     let (names, instances) = source.registry_size();
     one("pulsing_registry_names", "gauge", "Names this node knows of.", "", names as f64);
     one("pulsing_registry_instances", "gauge", "Published instances this node knows of.", "", instances as f64);
+    let waiting = metrics.mailbox_messages.get();
+    one(
+        "pulsing_mailbox_messages",
+        "gauge",
+        "Messages that wait in mailboxes of this node's actors.",
+        "",
+        waiting as f64,
+    );
     // Who renders outside of a runtime has none to tell of.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         let tasks = runtime.metrics().num_alive_tasks();

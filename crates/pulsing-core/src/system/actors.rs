@@ -133,6 +133,22 @@ impl System {
         removed.is_some()
     }
 
+    /// Counts that supervision starts an actor of this node again, and tells observers; `reason` is how its last instance
+    /// ended (R9).
+    pub fn restarted(&self, id: ActorId, reason: &Reason) {
+        let actor = self.0.actors.read().by_id.get(&id).cloned();
+        match actor {
+            Some(actor) => self.restarted_as(id, &actor.spec.lock(), reason),
+            None => self.0.metrics.actors_restarted.inc(),
+        }
+    }
+
+    /// [`restarted`](Self::restarted) of an actor that this node looks after, and that lives on a node of its own.
+    pub fn restarted_as(&self, id: ActorId, spec: &ActorSpec, reason: &Reason) {
+        self.0.metrics.actors_restarted.inc();
+        self.0.tell(id, spec, "restarted", Some(reason));
+    }
+
     /// Replaces the metadata published with an actor's name; false if the actor is not here.
     ///
     /// # Errors
