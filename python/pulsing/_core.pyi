@@ -686,7 +686,7 @@ class WorkerRequest:
         """
 
     @property
-    def kind(self) -> Literal["generate", "question", "subscribe_load", "describe"]:
+    def kind(self) -> Literal["generate", "question", "subscribe_load", "describe", "relay"]:
         """What is wanted."""
 
     @property
@@ -719,7 +719,7 @@ class WorkerRequest:
 
     @property
     def body(self) -> bytes:
-        """The client's JSON, untouched."""
+        """The client's JSON, untouched; of ``relay`` the bytes of a whole HTTP request, or none."""
 
     @property
     def continue_text(self) -> str:
@@ -738,7 +738,7 @@ class WorkerRequest:
         """To a decode worker: what the prefill worker gave; with pd=concurrent to both: where they meet, as JSON."""
 
 def encode_request(
-    kind: Literal["generate", "question", "subscribe_load", "describe"],
+    kind: Literal["generate", "question", "subscribe_load", "describe", "relay"],
     *,
     api: str = ...,
     request_id: str = ...,

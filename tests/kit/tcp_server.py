@@ -49,7 +49,9 @@ async def listening(serve: Serve, port: int = 0, tls: ssl.SSLContext | None = No
             await asyncio.sleep(0)
         server.close()
         for writer, task in connections.items():
-            writer.transport.abort()
+            # One that has closed, and has nothing left to send, may have lost its loop.
+            if not writer.is_closing() or writer.transport.get_write_buffer_size():
+                writer.transport.abort()
             task.cancel()
         for failure in await asyncio.gather(*connections.values(), return_exceptions=True):
             if isinstance(failure, Exception):

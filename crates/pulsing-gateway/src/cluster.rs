@@ -18,6 +18,8 @@ pub trait Cluster: Send + Sync + 'static {
     fn watch_name(&self, name: &str) -> Result<Box<dyn Instances>>;
     /// See [`System::first_names`].
     fn first_names(&self, limit: usize) -> (usize, Vec<Instance>);
+    /// See [`System::is_on_this_host`].
+    fn is_on_this_host(&self, addr: &str) -> bool;
     /// See [`System::call`].
     fn call(&self, target: Target, payload: Payload, options: CallOptions) -> BoxFuture<Result<Reply>>;
 }
@@ -36,6 +38,9 @@ impl Cluster for System {
     }
     fn first_names(&self, limit: usize) -> (usize, Vec<Instance>) {
         System::first_names(self, limit)
+    }
+    fn is_on_this_host(&self, addr: &str) -> bool {
+        System::is_on_this_host(addr)
     }
     fn call(&self, target: Target, payload: Payload, options: CallOptions) -> BoxFuture<Result<Reply>> {
         let system = self.clone();

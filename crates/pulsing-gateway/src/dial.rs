@@ -20,6 +20,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::files;
+use crate::tunnel::Tunnel;
 
 /// Whose certificates are believed.
 pub(crate) type Trust = Arc<ClientConfig>;
@@ -200,6 +201,15 @@ fn explain(error: io::Error) -> io::Error {
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+    /// Through the cluster, for one request.
+    Relayed(Box<Tunnel>),
+}
+
+impl Stream {
+    /// Whether another request may follow on it.
+    pub(crate) fn is_lasting(&self) -> bool {
+        !matches!(self, Self::Relayed(_))
+    }
 }
 
 impl AsyncRead for Stream {
@@ -207,6 +217,7 @@ impl AsyncRead for Stream {
         match &mut *self {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Relayed(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
@@ -216,6 +227,7 @@ impl AsyncWrite for Stream {
         match &mut *self {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Relayed(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
     fn poll_write_vectored(
@@ -226,24 +238,28 @@ impl AsyncWrite for Stream {
         match &mut *self {
             Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Relayed(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
         }
     }
     fn is_write_vectored(&self) -> bool {
         match self {
             Self::Plain(stream) => stream.is_write_vectored(),
             Self::Tls(stream) => stream.is_write_vectored(),
+            Self::Relayed(stream) => stream.is_write_vectored(),
         }
     }
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut *self {
             Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
             Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Relayed(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut *self {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Relayed(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

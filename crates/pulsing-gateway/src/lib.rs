@@ -42,6 +42,7 @@ pub mod protocol;
 pub mod server;
 mod telemetry;
 mod trail;
+mod tunnel;
 
 pub use cluster::Cluster;
 pub use config::{GatewayConfig, GatewayError};

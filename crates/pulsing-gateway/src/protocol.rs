@@ -14,7 +14,7 @@ pub struct Request {
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// Which question.
-    #[prost(oneof = "Kind", tags = "2, 3, 4, 5")]
+    #[prost(oneof = "Kind", tags = "2, 3, 4, 5, 6")]
     pub kind: Option<Kind>,
 }
 
@@ -33,6 +33,9 @@ pub enum Kind {
     /// Answered by one [`Answer`].
     #[prost(message, tag = "5")]
     Question(Question),
+    /// Answered by a stream of the bytes that the engine answered, or by nothing where no bytes were sent.
+    #[prost(message, tag = "6")]
+    Relay(Relay),
 }
 
 /// Generate text for the JSON body that travels beside this message.
@@ -119,6 +122,10 @@ pub struct SubscribeLoad {
     #[prost(bool, tag = "1")]
     pub blocks: bool,
 }
+
+/// The bytes beside this message are to reach the engine for which the worker stands; none: is it there?
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Relay {}
 
 /// Asks what the worker is.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
@@ -279,6 +286,11 @@ pub fn subscribe_load(blocks: bool) -> Payload {
 /// The request that asks what the worker is.
 pub fn describe() -> Payload {
     payload(&Request { version: VERSION, kind: Some(Kind::Describe(Describe {})) }, None)
+}
+
+/// The request that carries `bytes` to an engine.
+pub fn relay(bytes: Bytes) -> Payload {
+    payload(&Request { version: VERSION, kind: Some(Kind::Relay(Relay {})) }, Some(bytes))
 }
 
 /// Reads a payload of the worker protocol.

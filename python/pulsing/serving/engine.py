@@ -16,6 +16,7 @@ from pulsing.core._shown import shown
 from pulsing.serving._errors import RequestError
 from pulsing.serving._fingerprint import fingerprint_of
 from pulsing.serving._probe import EngineLoad, Models, ProbeError, Url, engine_load, engine_of, get, version_in
+from pulsing.serving._relay import relay
 from pulsing.serving.worker import Delta, Worker
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _BEAT = 0.2
 _MOST_KEY = 65536
 # Longest pause between two looks at a server that is not there or not ready.
 _AWAY_LOOK = 0.25
+# Seconds that relayed requests have to end when this worker stops, if `drain_timeout` is not longer; others go on.
+_RELAY_DRAIN = 30.0
 # While draining, seconds between two looks at the load. An engine's counts may trail what it does by a step.
 _IDLE_LOOK = 0.25
 _IDLE_LOOKS = 2
@@ -72,12 +75,14 @@ class EngineWorker(Worker):
     """Stands for an OpenAI-compatible server (vLLM, SGLang, llama.cpp, ...) in the cluster.
 
     It asks the server for its models, health and load, and publishes its address: Routers send requests there
-    themselves, over HTTP, and none passes through this process. A server that is not there yet is waited for; one that
-    stops answering leaves routing, and comes back when it answers again.
+    themselves, over HTTP. Through this process pass only those of Routers on other hosts to a server on loopback. A
+    server that is not there yet is waited for; one that stops answering leaves routing, and comes back when it answers
+    again.
 
     Args:
         url: where the server listens, ``http://HOST:PORT`` or ``https://HOST:PORT``; every Router must be able to reach
-            it under this address.
+            it under this address. That of a loopback address only Routers on this host dial; for others its requests
+            are relayed here.
         engine: name of the engine shown to people; ``auto`` takes it from the server's metrics.
         api_key_file: file that holds the server's API key; the client's own key is passed on when not given.
         capacity: requests the server takes before Routers prefer others.
@@ -154,6 +159,7 @@ class EngineWorker(Worker):
         self._late = 0
         self._probing: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None
+        self._relays: set[asyncio.Task[Any]] = set()
         # When the first question was asked that the server has not answered.
         self._unanswered: float | None = None
         self._detail = f"{self._url}: not asked yet"
@@ -163,7 +169,7 @@ class EngineWorker(Worker):
     def metadata(self) -> dict[str, str]:
         """What the registry shows: as for every worker, and the address that Routers dial."""
         own = {name: value for name, value in super().metadata().items() if name != "apis"}
-        return {**own, **self._half, **self._learnt(), "url": str(self._url)}
+        return {**own, **self._half, **self._learnt(), "url": str(self._url), "relay": "1"}
 
     def _learnt(self) -> dict[str, str]:
         """The part of the metadata that the server's answers may change."""
@@ -204,6 +210,11 @@ class EngineWorker(Worker):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+        if self._relays:
+            self._set_state("draining")
+            _, late = await asyncio.wait(set(self._relays), timeout=max(self.drain_timeout, _RELAY_DRAIN))
+            for task in late:
+                task.cancel()
         if self.drain_timeout:
             # Routers choose it no more; what they have there still runs.
             self._set_state("draining")
@@ -249,15 +260,28 @@ class EngineWorker(Worker):
         )
 
     async def on_protocol_call(self, call: InboundCall) -> None:
-        """As every worker; ``describe`` also tells Routers the server's key."""
+        """As every worker; ``describe`` also tells Routers the server's key, and ``relay`` is for those elsewhere."""
         try:
-            kind = WorkerRequest.decode(call.head, call.buffers).kind
+            request = WorkerRequest.decode(call.head, call.buffers)
+            kind = request.kind
         except ValueError:
             kind = None
         if kind == "describe":
             call.reply(self.load_report().describe(self._engine, "", self._authorization))
+        elif kind == "relay":
+            await self._relay(call, request.body)
         else:
             await super().on_protocol_call(call)
+
+    async def _relay(self, call: InboundCall, request: bytes) -> None:
+        """One connection to the server, for a Router that cannot reach it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._relays.add(task)
+        try:
+            await relay(call, request, self._url, self._tls)
+        finally:
+            self._relays.discard(task)
 
     def _work(self, call: InboundCall, wire: WorkerRequest) -> NoReturn:
         raise self._elsewhere()

@@ -1,6 +1,7 @@
 //! What is found under a name, and who waits for that to change (R10, M5).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use crate::cluster::{Entry, Touched};
 use crate::error::{Error, Result};
 use crate::id::{ActorId, NodeId};
 use crate::moment::from_now;
+use crate::net::handshake::is_local;
 use crate::observe::Readiness;
 
 /// Least time between two looks of a [`NameWatch`]: what changes in between comes as one change.
@@ -254,6 +256,11 @@ impl System {
     /// [`watch_name`](Self::watch_name).
     pub fn names(&self) -> BTreeMap<String, Vec<Instance>> {
         self.0.published()
+    }
+
+    /// Whether a node's address, `ip:port`, is one of this host's. Asks the system for its interfaces.
+    pub fn is_on_this_host(addr: &str) -> bool {
+        addr.parse::<SocketAddr>().is_ok_and(|addr| is_local(addr.ip()))
     }
 
     /// How many names are published, and one instance each of the first `limit` of them.

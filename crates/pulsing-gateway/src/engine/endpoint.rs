@@ -1,8 +1,9 @@
 //! Where an engine listens, and the connections kept to it.
 
 use std::io;
-use std::sync::Arc;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -10,7 +11,8 @@ use hyper::header::HeaderValue;
 use parking_lot::Mutex;
 
 use super::wire::Wire;
-use crate::dial::{self, Target, Trust, shown};
+use crate::dial::{self, Stream, Target, Trust, shown};
+use crate::tunnel::Relay;
 
 /// How long a dial may take: engines stand close to their Router.
 const DIAL: Duration = Duration::from_secs(2);
@@ -25,6 +27,8 @@ pub struct Endpoint {
     /// What stands before `/v1`.
     prefix: String,
     authorization: ArcSwapOption<HeaderValue>,
+    /// Who carries requests there, where this host does not reach it.
+    relay: OnceLock<Arc<Relay>>,
     /// It has said that it has no `/v1/responses`.
     lacks_responses: AtomicBool,
     /// The most recently used last.
@@ -46,6 +50,7 @@ impl Endpoint {
             target,
             prefix,
             authorization: ArcSwapOption::empty(),
+            relay: OnceLock::new(),
             lacks_responses: AtomicBool::new(false),
             idle: Mutex::default(),
         })
@@ -54,6 +59,15 @@ impl Endpoint {
     /// Believes these authorities instead of the system's.
     pub(crate) fn trust(&self, trust: &Trust) {
         self.target.trust(trust);
+    }
+    /// Whether only its own host reaches it.
+    pub(crate) fn is_of_its_host(&self) -> bool {
+        let host = self.host();
+        host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+    }
+    /// From now on requests go there through the cluster.
+    pub(crate) fn relay(&self, relay: Relay) {
+        let _ = self.relay.set(Arc::new(relay));
     }
     /// Where it is, for people.
     pub(crate) fn url(&self) -> String {
@@ -106,13 +120,20 @@ impl Endpoint {
 
     /// Whether somebody listens there. The connection serves the next request.
     pub(crate) async fn knock(self: &Arc<Self>) -> io::Result<()> {
+        if let Some(relay) = self.relay.get() {
+            return relay.knock(DIAL).await;
+        }
         let wire = self.dial().await?;
         self.give_back(wire);
         Ok(())
     }
     /// Whether somebody listens there. If not, all idle connections are closed, too.
     pub(crate) async fn is_there(&self) -> bool {
-        let there = self.dial().await.map_or_else(|error| dial::is_ours(&error), |_| true);
+        let there = match self.relay.get() {
+            Some(relay) => relay.knock(DIAL).await,
+            None => self.dial().await.map(drop),
+        };
+        let there = there.map_or_else(|error| dial::is_ours(&error), |()| true);
         if !there {
             self.forget();
         }
@@ -149,6 +170,9 @@ impl Endpoint {
     }
 
     async fn dial(&self) -> io::Result<Wire> {
+        if let Some(relay) = self.relay.get() {
+            return Ok(Wire::new(Stream::Relayed(Box::new(relay.open()))));
+        }
         // Seldom needed, and large: every request would carry the room for it.
         Ok(Wire::new(Box::pin(self.target.dial(DIAL)).await?))
     }

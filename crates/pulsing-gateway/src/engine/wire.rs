@@ -84,7 +84,7 @@ impl Wire {
         let mut sending = Sending { out: Bytes::from(head).chain(body), failed: None };
         let answer = poll_fn(|cx| self.poll_answer(cx, &mut sending)).await?;
         // Who answers before it has read everything does not read on, or would take the rest for a request.
-        let keep = answer.keep && !sending.out.has_remaining() && sending.failed.is_none();
+        let keep = answer.keep && self.stream.is_lasting() && !sending.out.has_remaining() && sending.failed.is_none();
         Ok((answer.head, Exchange::new(self, answer.framing, keep, endpoint)))
     }
 

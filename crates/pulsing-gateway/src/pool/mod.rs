@@ -28,6 +28,7 @@ use crate::cluster::Cluster;
 use crate::dial::{self, Trust};
 use crate::policy::Policy;
 use crate::protocol::{self, BlockNews, Description, LoadReport};
+use crate::tunnel::Relay;
 
 pub(crate) use breaker::Fault;
 pub(crate) use clock::LONGEST;
@@ -265,6 +266,13 @@ impl Pool {
             let worker = Arc::new(Worker::within(instance, self.limits));
             if let (Some(trust), Some(endpoint)) = (self.trust.get(), worker.endpoint()) {
                 endpoint.trust(trust);
+            }
+            if let Some(endpoint) = worker.endpoint()
+                && endpoint.is_of_its_host()
+                && instance.metadata.contains_key("relay")
+                && !self.cluster.is_on_this_host(&instance.addr)
+            {
+                endpoint.relay(Relay::new(Arc::clone(&self.cluster), instance.target));
             }
             let subscription = tokio::spawn(subscribe(Arc::downgrade(self), Arc::clone(&worker)));
             tracing::info!(worker = %actor, addr = %instance.addr, "worker appeared");
@@ -510,6 +518,9 @@ mod tests {
         }
         fn first_names(&self, _: usize) -> (usize, Vec<Instance>) {
             (1, vec![self.0.clone()])
+        }
+        fn is_on_this_host(&self, _: &str) -> bool {
+            true
         }
         fn call(&self, _: Target, _: Payload, _: CallOptions) -> BoxFuture<Result<Reply>> {
             Box::pin(pending())

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
+use pulsing_core::{Codec, Payload, Responder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::{FakeCluster, FakeWorker};
@@ -147,9 +150,43 @@ impl Engine {
     }
     /// Joins a cluster as an EngineWorker would, with a model `tiny`.
     pub fn join(&self, cluster: &FakeCluster) -> Arc<FakeWorker> {
+        self.join_with(cluster, &[])
+    }
+    /// The same, from a host whose loopback the Router does not reach.
+    pub fn join_from_afar(&self, cluster: &FakeCluster) -> Arc<FakeWorker> {
+        self.join_with(cluster, &[("relay", "1")])
+    }
+    fn join_with(&self, cluster: &FakeCluster, more: &[(&str, &str)]) -> Arc<FakeWorker> {
         let metadata =
             [("kind", "worker"), ("protocol", "1..1"), ("model", "tiny"), ("state", "ready"), ("url", &self.url)];
+        let metadata = [&metadata[..], more].concat();
         cluster.worker_with("worker", &metadata, |_| async { panic!("an engine's worker gets no requests") })
+    }
+}
+
+/// What an EngineWorker does for Routers on other hosts.
+pub async fn relay(url: String, request: Bytes, responder: Responder) {
+    let left = Arc::new(Notify::new());
+    let leaving = Arc::clone(&left);
+    responder.cancel_signal().on_cancel(move || leaving.notify_one());
+    let Ok(mut server) = TcpStream::connect(url.trim_start_matches("http://")).await else {
+        return super::fail(responder, 502, "cannot connect");
+    };
+    if request.is_empty() {
+        return responder.value(Payload::new(Codec::WORKER, Bytes::new()));
+    }
+    server.write_all(&request).await.unwrap();
+    let stream = responder.stream();
+    loop {
+        let mut piece = BytesMut::new();
+        tokio::select! {
+            read = server.read_buf(&mut piece) => match read {
+                Ok(0) | Err(_) => return stream.end(),
+                Ok(_) if stream.send(Payload::new(Codec::WORKER, piece.freeze())).await.is_err() => return,
+                Ok(_) => {}
+            },
+            () = left.notified() => return,
+        }
     }
 }
 

@@ -44,6 +44,8 @@ pub struct FakeWorker {
     pub id: ActorId,
     pub asked: AtomicUsize,
     pub cancelled: AtomicUsize,
+    /// Connections to its engine that went through it.
+    pub relayed: AtomicUsize,
     pub active: AtomicU32,
     handler: Handler,
     load: watch::Sender<LoadReport>,
@@ -130,6 +132,7 @@ impl FakeCluster {
             id: ActorId(u128::from(self.0.next.fetch_add(1, Ordering::SeqCst))),
             asked: AtomicUsize::new(0),
             cancelled: AtomicUsize::new(0),
+            relayed: AtomicUsize::new(0),
             active: AtomicU32::new(0),
             handler: Arc::new(move |ask| Box::pin(handler(ask))),
             load: watch::Sender::new(LoadReport { state, capacity: 4, ..LoadReport::default() }),
@@ -274,6 +277,10 @@ impl Cluster for FakeCluster {
         }
         (names.len(), names.into_values().take(limit).collect())
     }
+    /// Its workers are on hosts of their own.
+    fn is_on_this_host(&self, _: &str) -> bool {
+        false
+    }
     fn call(&self, target: Target, payload: Payload, options: CallOptions) -> BoxFuture<pulsing_core::Result<Reply>> {
         let worker =
             self.0.workers.lock().iter().map(|(_, worker)| worker).find(|worker| worker.id == target.actor).cloned();
@@ -326,6 +333,11 @@ impl Cluster for FakeCluster {
                     worker.questions.lock().push((question, payload.buffers[0].clone()));
                     let answer = worker.answer.lock().clone();
                     responder.value(protocol::payload(&answer, None));
+                }
+                Kind::Relay(_) => {
+                    worker.relayed.fetch_add(1, Ordering::SeqCst);
+                    let url = worker.metadata.lock()["url"].clone();
+                    tokio::spawn(engine::relay(url, payload.buffers[0].clone(), responder));
                 }
                 Kind::Describe(_) => {
                     let authorization = worker.authorization.lock().clone();

@@ -53,6 +53,7 @@ impl WorkerRequest {
                 let shared = protocol::Generate { api, request_id, deadline_ms, traceparent, ..Default::default() };
                 (intern!(py, "question"), shared)
             }
+            Some(protocol::Kind::Relay(_)) => (intern!(py, "relay"), protocol::Generate::default()),
             None => return Err(malformed("a request without a kind".to_owned())),
         };
         let body = match buffers.first() {
@@ -146,9 +147,10 @@ pub(crate) fn encode_request<'py>(
         }),
         "subscribe_load" => protocol::Kind::SubscribeLoad(protocol::SubscribeLoad { blocks }),
         "describe" => protocol::Kind::Describe(protocol::Describe {}),
+        "relay" => protocol::Kind::Relay(protocol::Relay {}),
         other => {
             return Err(malformed(format!(
-                "kind={other:?}: expected 'generate', 'question', 'subscribe_load' or 'describe'"
+                "kind={other:?}: expected 'generate', 'question', 'subscribe_load', 'describe' or 'relay'"
             )));
         }
     };
