@@ -41,6 +41,6 @@ pub use net::transport::Transport;
 pub use payload::{Codec, Payload};
 pub use stream::{Credit, ItemStream, StreamSink};
 pub use system::{
-    ActorSpec, Displaced, Ending, Endpoint, Instance, Member, MemberState, NameChange, NameWatch, Reason, Security,
-    Seed, System, SystemConfig, Target, Terminated, Watch, WatchGuard,
+    ActorSpec, Changes, Displaced, Ending, Endpoint, Instance, Member, MemberState, NameChange, NameWatch, Reason,
+    Security, Seed, System, SystemConfig, Target, Terminated, Watch, WatchGuard,
 };

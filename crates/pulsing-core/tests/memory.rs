@@ -3,11 +3,14 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
+use parking_lot::Mutex;
+use pulsing_core::actor::{Actor, Context, RestartPolicy, SpawnOptions, Supervision};
 use pulsing_core::net::memory::{Faults, Network};
-use pulsing_core::{Error, MemberState, Security, System, SystemConfig, Target, Transport};
+use pulsing_core::{ActorId, Call, Error, MemberState, Security, System, SystemConfig, Target, Transport};
 use tokio::time::{Instant, sleep};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -135,13 +138,58 @@ async fn history(seed: u64) -> Vec<(u128, Vec<usize>)> {
     history
 }
 
+fn run<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(work)
+}
+
 #[test]
 fn one_seed_is_one_history() {
-    let run = |seed| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        runtime.block_on(history(seed))
-    };
-    let first = run(7);
-    assert_eq!(first, run(7));
-    assert_ne!(first, run(8));
+    let first = run(history(7));
+    assert_eq!(first, run(history(7)));
+    assert_ne!(first, run(history(8)));
+}
+
+/// Starts once, fails at its first message, and does not start again.
+struct Brittle {
+    network: Network,
+    starts: Arc<Mutex<Vec<u128>>>,
+}
+
+impl Actor for Brittle {
+    async fn on_start(&mut self, _ctx: &Context) -> pulsing_core::Result<()> {
+        let mut starts = self.starts.lock();
+        starts.push(self.network.elapsed().as_millis());
+        if starts.len() == 1 { Ok(()) } else { Err(Error::Config("once only".to_owned())) }
+    }
+    async fn receive(&mut self, _call: Call, ctx: &Context) {
+        ctx.fail("as asked");
+    }
+}
+
+/// Which ids actors got, and when each was started again.
+async fn restarts(seed: u64) -> Vec<(ActorId, Vec<u128>)> {
+    let network = Network::new(seed);
+    let system = start(&network, "a", &[]).await;
+    let supervision = Supervision { policy: RestartPolicy::OnFailure, max_restarts: 4, ..Supervision::default() };
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        let starts = Arc::<Mutex<Vec<u128>>>::default();
+        let (one, network) = (Arc::clone(&starts), network.clone());
+        let make = move || Brittle { network: network.clone(), starts: Arc::clone(&one) };
+        let options = SpawnOptions { supervision: supervision.clone(), ..SpawnOptions::default() };
+        let actor = system.spawn_with(make, pulsing_core::ActorSpec::default(), options).await.unwrap();
+        assert!(ask(&system, actor.target(), "fail").await.is_err());
+        all.push((actor.target().actor, starts));
+    }
+    until("all were given up", Duration::from_secs(600), || all.iter().all(|(_, starts)| starts.lock().len() == 5))
+        .await;
+    all.into_iter().map(|(actor, starts)| (actor, starts.lock().clone())).collect()
+}
+
+#[test]
+fn one_seed_gives_actors_the_same_ids_and_the_same_restarts() {
+    let first = run(restarts(7));
+    assert_eq!(first, run(restarts(7)));
+    assert_ne!(first, run(restarts(8)));
 }

@@ -95,7 +95,7 @@ impl System {
         if options.mailbox == 0 {
             return Err(Error::Config("a mailbox of 0 messages takes none; give it 1 or more".to_owned()));
         }
-        let id = ActorId::generate();
+        let id = self.transport().actor_id();
         let target = Target { node: self.node_id(), actor: id };
         let mailbox = Arc::new(Mailbox::new(id, options.mailbox, Arc::clone(self.metrics())));
         let mut life = Life {

@@ -135,7 +135,7 @@ impl<A: Actor> Life<A> {
         loop {
             let ended = error.clone().map_or(Reason::Stopped, |error| Reason::Failed { error });
             let what = error.take().unwrap_or_else(|| "it ended itself".to_owned());
-            let Some(delay) = self.budget.next_delay(Instant::now()) else {
+            let Some(delay) = self.budget.next_delay(Instant::now(), self.system.transport()) else {
                 tracing::error!(actor = label, error = what, "actor failed too often: it ends");
                 return Err(Reason::Failed { error: what });
             };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
+use crate::net::transport::Transport;
 
 /// What makes an actor start again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,7 +88,7 @@ impl Budget {
     }
 
     /// The wait before the next restart, or `None` if the budget is spent.
-    pub(super) fn next_delay(&mut self, now: Instant) -> Option<Duration> {
+    pub(super) fn next_delay(&mut self, now: Instant, transport: &Transport) -> Option<Duration> {
         let Supervision { max_restarts, min_backoff, max_backoff, window, .. } = self.supervision;
         while self.times.front().is_some_and(|at| now.saturating_duration_since(*at) > window) {
             self.times.pop_front();
@@ -99,7 +100,7 @@ impl Budget {
         let delay = min_backoff.saturating_mul(1 << doublings).min(max_backoff);
         self.times.push_back(now);
         // Actors that failed together must not come back together.
-        Some(delay.mul_f64(rand::random_range(0.5..=1.0)))
+        Some(delay.mul_f64(transport.random_between(0.5, 1.0)))
     }
 }
 
@@ -124,7 +125,7 @@ mod tests {
             let mut seen = std::collections::HashSet::new();
             for _ in 0..20 {
                 let mut budget = budget(10);
-                let delay = (0..=restart).map(|_| budget.next_delay(now).unwrap()).last().unwrap();
+                let delay = (0..=restart).map(|_| budget.next_delay(now, &Transport::Tcp).unwrap()).last().unwrap();
                 assert!(
                     delay >= Duration::from_millis(limit / 2) && delay <= Duration::from_millis(limit),
                     "{delay:?}"
@@ -139,10 +140,12 @@ mod tests {
     fn a_budget_is_spent_and_comes_back_with_its_window() {
         let mut budget = budget(2);
         let begun = Instant::now();
-        assert!(budget.next_delay(begun).is_some() && budget.next_delay(begun).is_some());
-        assert_eq!(budget.next_delay(begun), None);
+        assert!(
+            budget.next_delay(begun, &Transport::Tcp).is_some() && budget.next_delay(begun, &Transport::Tcp).is_some()
+        );
+        assert_eq!(budget.next_delay(begun, &Transport::Tcp), None);
         let later = begun + Duration::from_secs(11);
-        assert!(budget.next_delay(later).unwrap() <= Duration::from_millis(100));
+        assert!(budget.next_delay(later, &Transport::Tcp).unwrap() <= Duration::from_millis(100));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! Two, so that no probe waits behind the names of a whole cluster (M5): not on the wire, and, since each has a queue of its
 //! own at both ends, not in a process either.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const INBOX: usize = 64;
 const MAX_BODY: usize = 256 << 20;
 
 /// The two kinds of traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Traffic {
     Membership,
     Registry,
@@ -90,7 +90,8 @@ pub enum ControlEvent {
     Ended(NodeId, LinkEnd),
 }
 
-type Lanes = HashMap<(NodeId, Traffic), mpsc::Sender<Frame>>;
+/// In an order of their own: they end in it, and what their ends lead to is part of a run that a seed repeats.
+type Lanes = BTreeMap<(NodeId, Traffic), mpsc::Sender<Frame>>;
 
 /// The sending side: two queues a peer.
 pub struct Control {

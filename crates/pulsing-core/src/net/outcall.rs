@@ -10,6 +10,7 @@ use super::deadline::{DeadlineKey, Deadlines};
 use super::link::Link;
 use super::loan::Reader;
 use super::outbox::Key;
+use super::transport::Transport;
 use crate::call::{CallControl, CallOptions, CancelSignal, ReplyEvent, ReplySink};
 use crate::error::Error;
 use crate::moment::later;
@@ -51,6 +52,7 @@ type Send = Box<dyn Fn(&Arc<Outcall>, Option<Duration>) + std::marker::Send + Sy
 /// How an idempotent call is sent again.
 struct Resend {
     left: u32,
+    transport: Transport,
     send: Arc<Send>,
 }
 
@@ -116,12 +118,15 @@ impl Outcall {
     }
 
     /// Lets `send` send the call again, given what is left of its timeout, up to `times` if its way breaks before an answer.
+    /// After how long is for `transport` to draw.
     pub fn resend_with(
         &self,
         times: u32,
+        transport: &Transport,
         send: impl Fn(&Arc<Outcall>, Option<Duration>) + std::marker::Send + Sync + 'static,
     ) {
-        *self.resend.lock() = Some(Resend { left: times, send: Arc::new(Box::new(send)) });
+        *self.resend.lock() =
+            Some(Resend { left: times, transport: transport.clone(), send: Arc::new(Box::new(send)) });
     }
 
     /// Sets how to reach the callee.
@@ -212,10 +217,12 @@ impl Outcall {
     /// Whether a call that failed with `error` is sent again instead.
     fn sent_again(&self, error: &Error) -> bool {
         let mut resend = self.resend.lock();
-        let Some(Resend { left, send }) = resend.as_mut().filter(|resend| resend.left > 0 && error.passing()) else {
+        let Some(Resend { left, transport, send }) =
+            resend.as_mut().filter(|resend| resend.left > 0 && error.passing())
+        else {
             return false;
         };
-        let at = Instant::now() + RESEND_AFTER.mul_f64(rand::random_range(0.5..1.5));
+        let at = Instant::now() + RESEND_AFTER.mul_f64(transport.random_between(0.5, 1.5));
         if self.expires.is_some_and(|expires| expires <= at) {
             return false;
         }

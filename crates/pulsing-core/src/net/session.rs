@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::conn::Conn;
@@ -83,19 +83,29 @@ pub struct SessionConfig {
 #[derive(Default)]
 pub struct Closing {
     open: AtomicUsize,
-    closing: watch::Sender<bool>,
+    told: AtomicBool,
+    /// Wakes sessions in the order of their beginning, so that their ends are part of a run that a seed repeats.
+    closing: Notify,
 }
 
 impl Closing {
     /// Ends every session, waiting for `limit` at most until their answers are written.
     pub async fn close(&self, limit: Duration) {
-        self.closing.send_replace(true);
+        self.told.store(true, Ordering::Release);
+        self.closing.notify_waiters();
         let all = async {
             while self.open.load(Ordering::Acquire) > 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
         let _ = tokio::time::timeout(limit, all).await;
+    }
+
+    async fn told(&self) {
+        let closing = self.closing.notified();
+        if !self.told.load(Ordering::Acquire) {
+            closing.await;
+        }
     }
 }
 
@@ -145,7 +155,7 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
         audience: Audience::default(),
     });
     config.closing.open.fetch_add(1, Ordering::AcqRel);
-    let mut closing = config.closing.closing.subscribe();
+    let closing = Arc::clone(&config.closing);
     let guard = CloseOnDrop(Arc::clone(&session), config.closing);
     let (small_in, small_out) = match small.lane() {
         Ok(halves) => halves,
@@ -166,7 +176,7 @@ pub async fn serve(peer: Identity, small: Conn, bulk: Conn, config: SessionConfi
         done = &mut writing => done.err().map(|e| e.to_string()),
         done = read_small => done.err().map(|e| e.to_string()),
         done = read_bulk => done.err().map(|e| e.to_string()),
-        () = async { drop(closing.wait_for(|closing| *closing).await) } => {
+        () = closing.told() => {
             session.send_all_accepted();
             // The writers end with what is queued.
             session.outbox.lock().take();

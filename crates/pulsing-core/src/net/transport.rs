@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use super::conn::{Reading, Writing};
 #[cfg(feature = "testing")]
 use super::memory;
-use crate::id::NodeId;
+use crate::id::{ActorId, NodeId};
 
 /// Where a node's connections go, and where it has its chances from.
 #[derive(Clone, Debug, Default)]
@@ -97,8 +97,22 @@ impl Transport {
         match self {
             Self::Tcp => NodeId::generate(),
             #[cfg(feature = "testing")]
-            Self::Memory(host) => host.node_id(),
+            Self::Memory(_) => NodeId(self.bits()),
         }
+    }
+
+    /// The id of an actor that starts: which is first where several are told of one thing follows from it.
+    pub fn actor_id(&self) -> ActorId {
+        match self {
+            Self::Tcp => ActorId::generate(),
+            #[cfg(feature = "testing")]
+            Self::Memory(_) => ActorId(self.bits()),
+        }
+    }
+
+    #[cfg(feature = "testing")]
+    fn bits(&self) -> u128 {
+        u128::from(self.random()) << 64 | u128::from(self.random())
     }
 
     /// The epoch of a node that starts, and the stamp of a claim: milliseconds of wall-clock time, so that a restart is
@@ -118,6 +132,13 @@ impl Transport {
             #[cfg(feature = "testing")]
             Self::Memory(host) => host.random(),
         }
+    }
+
+    /// As [`random`](Self::random), evenly between `least` and `most`.
+    pub fn random_between(&self, least: f64, most: f64) -> f64 {
+        // A number of 53 bits is as fine as an f64 between 0 and 1.
+        let part = (self.random() >> 11) as f64 / (1_u64 << 53) as f64;
+        least + (most - least) * part
     }
 
     /// Starts one of a node's tasks.

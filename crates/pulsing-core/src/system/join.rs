@@ -40,7 +40,7 @@ const AT_ONCE: usize = 64;
 pub(super) async fn join(inner: &Arc<Inner>, timeout: Option<Duration>) -> Result<()> {
     let begun = Instant::now();
     let mut notice = tokio::time::interval_at(begun + NOTICE, NOTICE);
-    let mut changes = inner.changes.subscribe();
+    let mut changes = inner.changes.follow();
     let mut search = Search::default();
     let mut told: BTreeMap<String, String> = BTreeMap::new();
     let dialled = Arc::clone(&search.dialled);
@@ -79,7 +79,7 @@ pub(super) async fn join(inner: &Arc<Inner>, timeout: Option<Duration>) -> Resul
             }
             tokio::select! {
                 biased;
-                changed = changes.changed() => if changed.is_err() { return Err(Error::ShutDown) },
+                changed = changes.changed() => changed?,
                 (found, back) = &mut round, if ended.is_none() => {
                     let found = found?;
                     if found.values().all(|seen| !seen.is_empty() && seen.iter().all(|(_, seen)| *seen == Seen::Myself)) {

@@ -2,6 +2,7 @@
 
 mod actors;
 mod address;
+mod changes;
 mod check;
 mod claims;
 mod config;
@@ -22,6 +23,7 @@ mod service;
 mod view;
 mod watching;
 
+pub use changes::Changes;
 pub use config::{Security, SystemConfig};
 pub use ending::{DEFAULT_GRACE, Ending, Reason, Terminated};
 pub use endpoint::{ActorSpec, Displaced, Endpoint};

@@ -1,6 +1,6 @@
 //! What is found under a name, and who waits for that to change (R10, M5).
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -151,7 +151,7 @@ pub(super) struct Listeners(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     next: u64,
-    by_name: HashMap<String, BTreeMap<u64, Arc<News>>>,
+    by_name: BTreeMap<String, BTreeMap<u64, Arc<News>>>,
 }
 
 /// What one of them has not looked at.
@@ -344,7 +344,7 @@ impl Inner {
         for (name, touched) in touched {
             self.listeners.poke(&name, &touched);
         }
-        self.changes.send_modify(|version| *version += 1);
+        self.changes.add();
     }
 
     fn subscribe(&self, name: &str) -> Subscription {

@@ -1,6 +1,6 @@
 //! [`System`]: the public face of a node.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::actors::Actors;
+use super::changes::{Changes, Counted};
 use super::driver::{Driver, Input};
 use super::names::Listeners;
 use super::service::NODE_ACTOR;
@@ -65,10 +66,10 @@ pub(super) struct Inner {
     /// The user was told that its seeds cannot reach this node.
     pub(super) warned: AtomicBool,
     pub(super) link_config: LinkConfig,
-    pub(super) changes: watch::Sender<u64>,
+    pub(super) changes: Counted,
     pub(super) listeners: Listeners,
     members: RwLock<BTreeMap<NodeId, MemberInfo>>,
-    links: Mutex<HashMap<NodeId, Arc<Link>>>,
+    links: Mutex<BTreeMap<NodeId, Arc<Link>>>,
     local_tells: Tells<Call>,
     deadlines: Arc<Deadlines>,
     pub(super) turns: AtomicUsize,
@@ -150,7 +151,7 @@ impl System {
             observed_at: guests.as_ref().map(|(_, at)| *at),
             warned: AtomicBool::new(false),
             link_config: link_config.clone(),
-            changes: watch::channel(0).0,
+            changes: Counted::default(),
             listeners: Listeners::default(),
             members: RwLock::default(),
             links: Mutex::default(),
@@ -236,13 +237,18 @@ impl System {
         &self.0.metrics
     }
 
+    /// Its network, and where its chances come from.
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.0.config.transport
+    }
+
     /// Members of the cluster, this node included.
     pub fn members(&self) -> Vec<Member> {
         self.0.all_members()
     }
-    /// A number that changes whenever `instances`, `names` or `members` may answer differently.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.0.changes.subscribe()
+    /// Tells whenever `instances`, `names` or `members` may answer differently.
+    pub fn changes(&self) -> Changes {
+        self.0.changes.follow()
     }
 
     /// Sends a call and returns at once. Every outcome, an unreachable node included, reaches `sink`; the deadline in
@@ -258,9 +264,9 @@ impl System {
         let outcall = Outcall::new(target, sink, &options, self.0.config.stream_idle, &self.0.deadlines, timed);
         if options.idempotent && target.node != self.0.id {
             let (node, payload, options) = (Weak::clone(&self.0.myself), payload.clone(), options.clone());
-            outcall.resend_with(options.resends, move |outcall, timeout| match node.upgrade() {
-                Some(node) => node.route(target, payload.clone(), CallOptions { timeout, ..options.clone() }, outcall),
-                None => outcall.event(ReplyEvent::Error(Error::ShutDown)),
+            outcall.resend_with(options.resends, self.transport(), move |outcall, timeout| {
+                let Some(node) = node.upgrade() else { return outcall.event(ReplyEvent::Error(Error::ShutDown)) };
+                node.route(target, payload.clone(), CallOptions { timeout, ..options.clone() }, outcall);
             });
         }
         self.0.route(target, payload, options, &outcall);
@@ -328,7 +334,7 @@ impl System {
             let _ = rx.await;
         }
         self.0.closing.close(FLUSH_LIMIT).await;
-        let links: Vec<_> = self.0.links.lock().drain().collect();
+        let links: Vec<_> = std::mem::take(&mut *self.0.links.lock()).into_iter().collect();
         for (_, link) in links {
             link.close(&Error::ShutDown);
         }
@@ -352,7 +358,7 @@ impl Drop for Starting {
         for task in inner.tasks.lock().drain(..) {
             task.abort();
         }
-        let links: Vec<_> = inner.links.lock().drain().collect();
+        let links: Vec<_> = std::mem::take(&mut *inner.links.lock()).into_iter().collect();
         for (_, link) in links {
             link.close(&Error::ShutDown);
         }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::id::{ActorId, NodeId};
 
 /// One actor on one node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
     /// Where it lives.
     pub node: NodeId,

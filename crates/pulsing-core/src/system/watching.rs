@@ -3,7 +3,7 @@
 //! Watches of one actor share one call to its node, whatever their number. A broken link is not yet the end of a node: the
 //! calls are made again until membership says that the node is down or has left.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -46,22 +46,22 @@ pub(super) struct Watching {
 
 #[derive(Default)]
 pub(super) struct State {
-    here: HashMap<ActorId, HashMap<u64, LocalHook>>,
+    here: BTreeMap<ActorId, BTreeMap<u64, LocalHook>>,
     ends: Ends,
-    there: HashMap<NodeId, Node>,
-    pub(super) links: HashMap<ActorId, HashMap<Target, WatchGuard>>,
+    there: BTreeMap<NodeId, Node>,
+    pub(super) links: BTreeMap<ActorId, BTreeMap<Target, WatchGuard>>,
 }
 
 /// The watched actors of another node.
 struct Node {
-    actors: HashMap<ActorId, Watched>,
+    actors: BTreeMap<ActorId, Watched>,
     failures: u32,
     asked: Instant,
     retrying: bool,
 }
 
 struct Watched {
-    hooks: HashMap<u64, Hook>,
+    hooks: BTreeMap<u64, Hook>,
     call: Option<CallHandle>,
     /// Which of the calls made for it counts; 0 = none is out.
     round: u64,
@@ -243,7 +243,7 @@ impl Inner {
             (removed, state.here.remove(&actor), state.links.remove(&actor))
         };
         drop(links);
-        for hook in hooks.into_iter().flat_map(HashMap::into_values) {
+        for hook in hooks.into_iter().flat_map(BTreeMap::into_values) {
             hook(reason.clone());
         }
         Some(removed)
@@ -272,15 +272,18 @@ impl Inner {
             }
             let now = Instant::now();
             let peer = state.there.entry(target.node).or_insert_with(|| Node {
-                actors: HashMap::new(),
+                actors: BTreeMap::new(),
                 failures: 0,
                 asked: now,
                 retrying: false,
             });
             let fresh = !peer.actors.contains_key(&target.actor);
             let round = if fresh && !peer.retrying { self.watch_id() } else { 0 };
-            let watched =
-                peer.actors.entry(target.actor).or_insert_with(|| Watched { hooks: HashMap::new(), call: None, round });
+            let watched = peer.actors.entry(target.actor).or_insert_with(|| Watched {
+                hooks: BTreeMap::new(),
+                call: None,
+                round,
+            });
             watched.hooks.insert(id, hook);
             round
         };
@@ -426,7 +429,7 @@ impl Inner {
             (std::mem::take(&mut state.here), std::mem::take(&mut state.there), std::mem::take(&mut state.links))
         };
         drop(links);
-        for hook in here.into_values().flat_map(HashMap::into_values) {
+        for hook in here.into_values().flat_map(BTreeMap::into_values) {
             hook(Reason::NodeLeft);
         }
         for watched in there.into_values().flat_map(|node| node.actors.into_values()) {

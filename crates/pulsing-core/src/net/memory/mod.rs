@@ -10,7 +10,7 @@
 mod faults;
 mod link;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use sha2::{Digest, Sha256};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 pub use faults::Faults;
@@ -31,7 +31,6 @@ use link::{Link, Stall};
 pub use link::{ReadHalf, Stream, WriteHalf};
 
 use crate::error::{Error, Result};
-use crate::id::NodeId;
 
 /// The port a host listens on unless its node asks for another.
 pub const PORT: u16 = 7000;
@@ -46,7 +45,8 @@ struct Shared {
     seed: u64,
     began: Instant,
     state: Mutex<State>,
-    changes: watch::Sender<u64>,
+    /// Tells of changes of the state, in the order in which they were waited for: a `watch` wakes its waiters in a random one.
+    changes: Notify,
 }
 
 #[derive(Default)]
@@ -71,8 +71,7 @@ struct HostState {
     generation: u64,
     up: bool,
     paused: bool,
-    listeners: HashMap<u16, mpsc::UnboundedSender<(Stream, SocketAddr)>>,
-    rng: StdRng,
+    listeners: BTreeMap<u16, mpsc::UnboundedSender<(Stream, SocketAddr)>>,
 }
 
 /// One life of one host: what its node binds and dials through.
@@ -82,6 +81,7 @@ pub struct Host {
     name: Arc<str>,
     ip: IpAddr,
     generation: u64,
+    rng: Arc<Mutex<StdRng>>,
 }
 
 impl std::fmt::Debug for Host {
@@ -93,7 +93,7 @@ impl std::fmt::Debug for Host {
 impl Network {
     /// An empty network without faults or delays. Call it inside the tokio runtime whose clock it is to follow.
     pub fn new(seed: u64) -> Self {
-        Self(Arc::new(Shared { seed, began: Instant::now(), state: Mutex::default(), changes: watch::channel(0).0 }))
+        Self(Arc::new(Shared { seed, began: Instant::now(), state: Mutex::default(), changes: Notify::new() }))
     }
 
     /// Time since the network began.
@@ -138,9 +138,9 @@ impl Network {
             None => (IpAddr::V4(Ipv4Addr::from(0x0a4d_0000 + next)), 1),
         };
         let rng = self.rng(&[b"host", name.as_bytes(), &generation.to_le_bytes()]);
-        let host = HostState { ip, generation, up: true, paused: false, listeners: HashMap::new(), rng };
+        let host = HostState { ip, generation, up: true, paused: false, listeners: BTreeMap::new() };
         state.hosts.insert(name.to_owned(), host);
-        Ok(Host { network: self.clone(), name: name.into(), ip, generation })
+        Ok(Host { network: self.clone(), name: name.into(), ip, generation, rng: Arc::new(Mutex::new(rng)) })
     }
 
     /// The faults of every pair of hosts that has none of its own.
@@ -265,7 +265,7 @@ impl Network {
             }
             done
         };
-        self.0.changes.send_modify(|version| *version += 1);
+        self.0.changes.notify_waiters();
         drop(links);
         Ok(done)
     }
@@ -324,13 +324,7 @@ impl Host {
     }
 
     pub(super) fn random(&self) -> u64 {
-        let mut state = self.network.0.state.lock();
-        // What a dead node still does reaches nobody.
-        self.mine(&mut state).map_or(0, |host| host.rng.next_u64())
-    }
-
-    pub(super) fn node_id(&self) -> NodeId {
-        NodeId(u128::from(self.random()) << 64 | u128::from(self.random()))
+        self.rng.lock().next_u64()
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -365,7 +359,7 @@ impl Host {
     }
 
     pub(super) async fn connect(&self, addr: SocketAddr) -> io::Result<Stream> {
-        let (to, mut changes) = (addr.ip(), self.network.0.changes.subscribe());
+        let to = addr.ip();
         let (number, mut rng, faults) = {
             let mut state = self.network.0.state.lock();
             let number = state.dials.entry((self.ip, to)).or_default();
@@ -377,6 +371,7 @@ impl Host {
         // There and back.
         tokio::time::sleep(faults.dial(&mut rng)).await;
         loop {
+            let change = self.network.0.changes.notified();
             {
                 let mut state = self.network.0.state.lock();
                 let Some(me) = self.mine(&mut state) else {
@@ -392,9 +387,7 @@ impl Host {
                     None => return self.open(&mut state, addr, number).ok_or_else(refused),
                 }
             }
-            if changes.changed().await.is_err() {
-                return Err(io::ErrorKind::ConnectionAborted.into());
-            }
+            change.await;
         }
     }
 
@@ -431,11 +424,9 @@ impl Host {
     /// Runs `work` with pauses of this host: while it is paused, `work` is not polled.
     pub(super) async fn scheduled<F: Future>(self, work: F) -> F::Output {
         let mut work = pin!(work);
-        let mut changes = self.network.0.changes.subscribe();
         loop {
-            changes.borrow_and_update();
+            let mut change = pin!(self.network.0.changes.notified());
             if !self.is_paused() {
-                let mut change = pin!(changes.changed());
                 let done = poll_fn(|cx| {
                     // A pause that began since the last poll must stop this one.
                     if change.as_mut().poll(cx).is_ready() {
@@ -447,8 +438,8 @@ impl Host {
                 if let Some(done) = done {
                     return done;
                 }
-            } else if changes.changed().await.is_err() {
-                return work.await;
+            } else {
+                change.await;
             }
         }
     }
@@ -499,5 +490,34 @@ impl Drop for Listener {
         let listener = self.host.mine(&mut state).and_then(|host| host.listeners.remove(&self.port));
         drop(state);
         drop(listener);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_heal_is_heard_of_in_the_order_in_which_it_was_waited_for() {
+        let network = Network::new(1);
+        let listener = network.host("to").unwrap();
+        let _listening = listener.bind(listener.addr()).unwrap();
+        let (to, done) = (listener.addr(), Arc::new(Mutex::new(Vec::new())));
+        let names: Vec<_> = (0..40).map(|n| format!("h{n}")).collect();
+        let hosts: Vec<_> = names.iter().map(|name| network.host(name).unwrap()).collect();
+        network.partition(&names, &["to".to_owned()], false, false).unwrap();
+        for host in hosts {
+            let done = Arc::clone(&done);
+            tokio::spawn(async move {
+                let met = host.connect(to).await;
+                done.lock().push(host.name().to_owned());
+                met
+            });
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(done.lock().is_empty());
+        network.heal();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(*done.lock(), names);
     }
 }
