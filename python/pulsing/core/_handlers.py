@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextvars import copy_context
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pulsing.core._context import current
@@ -37,8 +38,8 @@ the stack.
 
 _TAKING = frozenset({OPEN, DRAINING})
 """States in which an actor's messages may start."""
-_NOBODY: frozenset[Delivery] = frozenset()
-"""In place of sets that few actors of many need: the collector looks at each."""
+_NOBODY: MappingProxyType[Delivery, None] = MappingProxyType({})
+"""In place of dicts that few actors of many need: the collector looks at each."""
 
 
 class Handlers:
@@ -49,12 +50,12 @@ class Handlers:
     def __init__(self, cell: Cell, max_concurrency: int) -> None:
         self._cell = cell
         self.max_concurrency = max_concurrency
-        self.running: set[Delivery] | frozenset[Delivery] = _NOBODY
-        """Messages whose handlers have a task."""
+        self.running: dict[Delivery, None] | MappingProxyType[Delivery, None] = _NOBODY
+        """Messages whose handlers have a task, in the order in which they began: that in which they are cancelled."""
         self.exclusive: Delivery | None = None
         """The message that has the exclusive slot."""
         self._unstarted = 0
-        self._protocol_runs: set[ProtocolRun] | None = None
+        self._protocol_runs: dict[ProtocolRun, None] | None = None
 
     @property
     def full(self) -> bool:
@@ -118,9 +119,9 @@ class Handlers:
     def _begin(self, d: Delivery, coroutine: Coroutine[Any, Any, None]) -> None:
         cell = self._cell
         system = cell.system
-        if isinstance(self.running, frozenset):
-            self.running = set()
-        self.running.add(d)
+        if not isinstance(self.running, dict):
+            self.running = {}
+        self.running[d] = None
         system.watch.running += 1
         self._unstarted += 1
         if system.nesting < _NESTING:
@@ -152,8 +153,8 @@ class Handlers:
         """The last step of a handler's task."""
         if self.exclusive is d:
             self.exclusive = None
-        if isinstance(self.running, set):
-            self.running.discard(d)
+        if isinstance(self.running, dict):
+            self.running.pop(d, None)
         self._cell.system.watch.running -= 1
         if d.state != DONE:
             d.finish()
@@ -311,8 +312,8 @@ class Handlers:
         """Runs a protocol call's `work`, whose last step is `protocol_over`, in a task."""
         system = self._cell.system
         if self._protocol_runs is None:
-            self._protocol_runs = set()
-        self._protocol_runs.add(run)
+            self._protocol_runs = {}
+        self._protocol_runs[run] = None
         watch = system.watch
         watch.running += 1
         if watch.asleep:
@@ -323,7 +324,7 @@ class Handlers:
     def protocol_over(self, run: ProtocolRun) -> None:
         """A protocol call has ended."""
         if self._protocol_runs is not None:
-            self._protocol_runs.discard(run)
+            self._protocol_runs.pop(run, None)
         self._cell.system.watch.running -= 1
         # Its context leads back to it: what goes round in circles is left to the collector.
         run.task = None

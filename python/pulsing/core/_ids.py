@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from pulsing.core._shown import shown
@@ -12,6 +13,18 @@ if TYPE_CHECKING:
     import uuid
 
 _SIZE = 16
+
+_draw: Callable[[int], bytes] = os.urandom
+
+
+def draw_from(source: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """Has fresh ids drawn from `source`, which gives as many random bytes as it is asked for; returns the former one.
+
+    Ids order what is done for many actors, so that a run that is to be repeated needs the same ones.
+    """
+    global _draw
+    former, _draw = _draw, source
+    return former
 
 
 class _Id:
@@ -59,7 +72,7 @@ class _Id:
     @classmethod
     def generate(cls) -> Self:
         """A fresh random id."""
-        return cls(os.urandom(_SIZE))
+        return cls(_draw(_SIZE))
 
     @property
     def id(self) -> int:

@@ -93,7 +93,7 @@ class ActorSystem:
         self._launcher = Launcher(self, bridge)
         self._ends: dict[bytes, Callable[[], None]] = {}
         self.processes = Processes(self)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._ending: asyncio.Task[None] | None = None
         self._thread = threading.get_ident()
         self.places: dict[tuple[str, int], str] = {}
@@ -554,8 +554,8 @@ class ActorSystem:
     def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Runs `work` on the system's loop until it ends or the system does."""
         task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def copied(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:

@@ -23,29 +23,30 @@ class Timer:
 
     __slots__ = ("_place", "callback", "key")
 
-    def __init__(self, callback: Callable[[], None], key: int, place: set[Timer]) -> None:
+    def __init__(self, callback: Callable[[], None], key: int, place: dict[Timer, None]) -> None:
         self.callback = callback
         self.key = key
         self._place = place
 
     def cancel(self) -> None:
         """It does not matter any more."""
-        self._place.discard(self)
+        self._place.pop(self, None)
 
 
 class Timers:
     """Calls back at deadlines. A timer of the loop for each would cost more than the call that it guards.
 
-    What is set waits in one set until the earliest deadline that was heard of. Most of it is cancelled by then and
-    leaves nothing behind; only the rest is sorted into slots, which last until their time.
+    What is set waits in one dict until the earliest deadline that was heard of. Most of it is cancelled by then and
+    leaves nothing behind; only the rest is sorted into slots, which last until their time. What is reached together is
+    called back in the order in which it was set.
     """
 
     __slots__ = ("_handle", "_keys", "_loop", "_next", "_slots", "_unsorted")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._unsorted: set[Timer] = set()
-        self._slots: dict[int, set[Timer]] = {}
+        self._unsorted: dict[Timer, None] = {}
+        self._slots: dict[int, dict[Timer, None]] = {}
         self._keys: list[int] = []
         self._handle: asyncio.TimerHandle | None = None
         self._next = 0
@@ -58,7 +59,7 @@ class Timers:
         """Calls `callback` soon after the loop's time is `when`."""
         key = math.ceil(min(when, _FAR) * _PER_SECOND)
         timer = Timer(callback, key, self._unsorted)
-        self._unsorted.add(timer)
+        self._unsorted[timer] = None
         if self._handle is None or key < self._next:
             self._wait(key)
         return timer
@@ -70,14 +71,14 @@ class Timers:
         self._handle = self._loop.call_at(key / _PER_SECOND, self._fire)
 
     def _sort(self) -> None:
-        # A set keeps the size it once had: a fresh one for what comes.
-        unsorted, self._unsorted = self._unsorted, set()
+        # A dict keeps the size it once had: a fresh one for what comes.
+        unsorted, self._unsorted = self._unsorted, {}
         for timer in unsorted:
             slot = self._slots.get(timer.key)
             if slot is None:
-                slot = self._slots[timer.key] = set()
+                slot = self._slots[timer.key] = {}
                 heapq.heappush(self._keys, timer.key)
-            slot.add(timer)
+            slot[timer] = None
             timer._place = slot
 
     def _fire(self) -> None:
@@ -92,9 +93,13 @@ class Timers:
             # The slots of messages that were answered in time are empty: nothing wakes for them.
             heapq.heappop(self._keys)
             del self._slots[key]
-            while slot:
+            for timer in list(slot):
+                # One that was called back may have cancelled it.
+                if timer not in slot:
+                    continue
+                del slot[timer]
                 try:
-                    slot.pop().callback()
+                    timer.callback()
                 except Exception:  # noqa: BLE001 - one that fails must not cost the others theirs
                     _log.exception("internal error at a deadline")
         if self._keys and (self._handle is None or self._keys[0] < self._next):

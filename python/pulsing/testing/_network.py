@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pulsing import _core
 from pulsing.core._config import SystemConfig
 from pulsing.core._global import adopt
+from pulsing.core._ids import draw_from
 from pulsing.core._system import ActorSystem
 from pulsing.exceptions import ConfigError
 from pulsing.testing._loop import VirtualLoop
@@ -43,7 +44,7 @@ class Network:
         self._core = core
         self._loop = loop
         self._systems: dict[str, ActorSystem] = {}
-        self._ends: set[asyncio.Task[None]] = set()
+        self._ends: dict[asyncio.Task[None], None] = {}
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -87,6 +88,8 @@ class Network:
 
         state = random.getstate()
         random.seed(seed)
+        # A generator of their own: how many actors there are changes none of the scenario's choices.
+        ids = draw_from(random.Random(f"ids of {seed}").randbytes)
         try:
             return core.play(play)
         except BaseException as error:
@@ -94,6 +97,7 @@ class Network:
             raise
         finally:
             random.setstate(state)
+            draw_from(ids)
             loop.close()
 
     async def _main(self, scenario: Callable[[Network], Coroutine[Any, Any, T]], limit: float) -> T:
@@ -273,8 +277,8 @@ class Network:
         system = self._systems.pop(name, None)
         if system is not None:
             end = self._loop.create_task(system.shutdown(0.0))
-            self._ends.add(end)
-            end.add_done_callback(self._ends.discard)
+            self._ends[end] = None
+            end.add_done_callback(self._ends.pop)
             await asyncio.sleep(0)
 
     def pause(self, name: str) -> None:
