@@ -336,32 +336,34 @@ async fn a_kept_connection_that_closes_on_use_is_replaced_without_blame() {
 
 #[tokio::test]
 async fn a_client_that_leaves_closes_the_engines_connection_at_once() {
-    let cluster = FakeCluster::new();
-    let engine = Engine::start(|mut turn: Turn| async move {
-        if turn.seen.body.contains("\"stream\":true") {
-            turn.begin().await;
-            turn.chunk(b"data: {}\n\n").await;
+    for join in [Engine::join, Engine::join_from_afar] {
+        let cluster = FakeCluster::new();
+        let engine = Engine::start(|mut turn: Turn| async move {
+            if turn.seen.body.contains("\"stream\":true") {
+                turn.begin().await;
+                turn.chunk(b"data: {}\n\n").await;
+            }
+            turn.gone().await;
+            None
+        })
+        .await;
+        join(&engine, &cluster);
+        let gateway = cluster.gateway(|_| {}).await;
+        for (count, body) in [CHAT, STREAM].into_iter().enumerate() {
+            let mut client = Client::connect(&gateway).await;
+            client.post("/v1/chat/completions", body).await;
+            until("the engine has it", || engine.asked() == count + 1).await;
+            if body == STREAM {
+                client.head().await;
+                client.chunk().await.unwrap();
+            }
+            drop(client);
+            until("the engine sees it", || engine.left.load(Ordering::SeqCst) == count + 1).await;
         }
-        turn.gone().await;
-        None
-    })
-    .await;
-    engine.join(&cluster);
-    let gateway = cluster.gateway(|_| {}).await;
-    for (count, body) in [CHAT, STREAM].into_iter().enumerate() {
-        let mut client = Client::connect(&gateway).await;
-        client.post("/v1/chat/completions", body).await;
-        until("the engine has it", || engine.asked() == count + 1).await;
-        if body == STREAM {
-            client.head().await;
-            client.chunk().await.unwrap();
+        let end = std::time::Instant::now() + Duration::from_secs(5);
+        while !get(&gateway, "/metrics").await.body.contains("pulsing_router_in_flight 0") {
+            assert!(std::time::Instant::now() < end, "a place leaked");
         }
-        drop(client);
-        until("the engine sees it", || engine.left.load(Ordering::SeqCst) == count + 1).await;
-    }
-    let end = std::time::Instant::now() + Duration::from_secs(5);
-    while !get(&gateway, "/metrics").await.body.contains("pulsing_router_in_flight 0") {
-        assert!(std::time::Instant::now() < end, "a place leaked");
     }
 }
 

@@ -48,33 +48,6 @@ async fn where_the_worker_relays_nothing_the_engine_is_dialled() {
 }
 
 #[tokio::test]
-async fn test_s4_a_client_that_leaves_closes_the_engines_connection_at_once() {
-    let cluster = FakeCluster::new();
-    let engine = Engine::start(|mut turn: Turn| async move {
-        if turn.seen.body.contains("\"stream\":true") {
-            turn.begin().await;
-            turn.chunk(b"data: {}\n\n").await;
-        }
-        turn.gone().await;
-        None
-    })
-    .await;
-    engine.join_from_afar(&cluster);
-    let gateway = cluster.gateway(|_| {}).await;
-    for (count, body) in [CHAT, STREAM].into_iter().enumerate() {
-        let mut client = Client::connect(&gateway).await;
-        client.post("/v1/chat/completions", body).await;
-        until("the engine has it", || engine.asked() == count + 1).await;
-        if body == STREAM {
-            client.head().await;
-            client.chunk().await.unwrap();
-        }
-        drop(client);
-        until("the engine sees it", || engine.left.load(Ordering::SeqCst) == count + 1).await;
-    }
-}
-
-#[tokio::test]
 async fn test_s4_an_engine_that_is_gone_costs_the_client_nothing() {
     let cluster = FakeCluster::new();
     let engine = Engine::start(good).await;
