@@ -454,6 +454,10 @@ def test_s5_an_engine_that_stands_still_behind_a_server_that_answers_is_told() -
             EngineLoad(2, 1, 0.5, "sglang"),
         ),
         ("llamacpp:requests_processing 1\nllamacpp:requests_deferred 3\n", EngineLoad(1, 3, 0.0, "llama_cpp")),
+        ("tgi_batch_current_size 4\ntgi_queue_size 2\n", EngineLoad(4, 2, 0.0, "tgi")),
+        ("tgi_queue_size 1\n", EngineLoad(0, 1, 0.0, "tgi")),
+        # As a proxy of them writes it.
+        ('sglang_num_running_reqs{a="b"} 2\nsglang_token_usage 0.5\n', EngineLoad(2, 0, 0.5, "sglang")),
         (
             "vllm:num_requests_running NaN\nvllm:num_requests_running 1e99\nvllm:gpu_cache_usage_perc 7",
             EngineLoad(2**31, 0, 1.0, "vllm"),
@@ -471,13 +475,10 @@ def test_metrics(text: str, load: EngineLoad) -> None:
 
 
 def test_engine_names() -> None:
-    assert [engine_of(EngineLoad(), owner) for owner in ("vllm", "sglang", "llamacpp", "HuggingFaceTB", "")] == [
-        "vllm",
-        "sglang",
-        "llama_cpp",
-        "openai",
-        "openai",
-    ]
+    named = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama_cpp", "library": "ollama"}
+    assert {owner: engine_of(EngineLoad(), owner) for owner in named} == named
+    assert engine_of(EngineLoad(), "HuggingFaceTB") == engine_of(EngineLoad(), "") == "openai"
+    assert engine_of(EngineLoad(engine="tgi"), "library") == "tgi"
 
 
 def test_model_lists() -> None:

@@ -202,6 +202,7 @@ _METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
     "llama_cpp": ("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
+    "tgi": ("tgi_batch_current_size", "tgi_queue_size", ()),
 }
 # Counted with every step. SGLang counts tokens when a request ends, and llama.cpp does not answer while it hangs.
 _STEPS: dict[str, tuple[str, ...]] = {"vllm": ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")}
@@ -209,17 +210,22 @@ _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?[ \t]+(\S+)", re.MULTILINE)
 
 
 def engine_load(text: str) -> EngineLoad:
-    """Reads Prometheus text. Request counts of several replicas are added, of their cache uses the largest counts."""
+    """Reads Prometheus text. Request counts of several replicas are added, of their cache uses the largest counts.
+
+    A proxy may have written ``_`` for the ``:`` of a name, which Prometheus keeps for rules.
+    """
     values: dict[str, list[float]] = {}
     wanted = {name for running, waiting, caches in _METRICS.values() for name in (running, waiting, *caches)}
     wanted.update(name for names in _STEPS.values() for name in names)
+    spelt = {name.replace(":", "_"): name for name in wanted}
     for name, value in _samples(text):
-        if name in wanted:
-            values.setdefault(name, []).append(value)
+        if known := spelt.get(name.replace(":", "_")):
+            values.setdefault(known, []).append(value)
     for engine, (running, waiting, caches) in _METRICS.items():
-        if running in values:
+        # TGI shows a number from when it is first set.
+        if running in values or waiting in values:
             cache = next((max(values[name]) for name in caches if name in values), 0.0)
-            now, later = _count(values[running]), _count(values.get(waiting, []))
+            now, later = _count(values.get(running, [])), _count(values.get(waiting, []))
             steps = [sum(values[name]) for name in _STEPS.get(engine, ()) if name in values]
             # While a long prompt is read, the cache fills.
             signs = (*steps, now, later, cache) if steps else ()
@@ -254,5 +260,6 @@ def engine_of(load: EngineLoad, owner: str) -> str:
     """Name of the engine, from its metrics or else from who owns its models."""
     if load.engine:
         return load.engine
-    known = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama_cpp", "llama.cpp": "llama_cpp"}
+    # Ollama's owner is a model's namespace, and this one that of its own models.
+    known = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama_cpp", "llama.cpp": "llama_cpp", "library": "ollama"}
     return known.get(owner.lower(), "openai")
