@@ -109,6 +109,9 @@ pub struct GatewayConfig {
     pub engine_ca_file: Option<PathBuf>,
     /// Where one JSON line a request goes: a path, or `-` for standard output. Default none.
     pub access_log: Option<String>,
+    /// Bytes of each request's body, and of its answer, that its line of the access log has. Default 0: nothing of what is
+    /// said is logged.
+    pub access_log_content: usize,
     /// Collector of traces, as OTLP/HTTP has it: `http://host:4318`. Default none.
     pub otlp_endpoint: Option<String>,
     /// File of the headers that the collector wants, one `Name: value` a line. Default none.
@@ -167,6 +170,7 @@ impl Default for GatewayConfig {
             queue_timeout: Duration::from_secs(60),
             engine_ca_file: None,
             access_log: None,
+            access_log_content: 0,
             otlp_endpoint: None,
             otlp_headers_file: None,
             otlp_headers: None,

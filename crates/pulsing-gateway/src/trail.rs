@@ -46,6 +46,8 @@ pub(crate) struct Notes {
     /// When the first piece of the answer was there.
     pub(crate) first: Option<Instant>,
     pub(crate) usage: Option<Usage>,
+    /// Of its body, as much as is logged.
+    pub(crate) body: Vec<u8>,
     /// Workers that it was sent to, in order.
     pub(crate) attempts: Vec<Attempt>,
 }

@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,6 +78,39 @@ async fn s7_each_request_leaves_one_line_without_anything_of_its_content() {
     for secret in ["sk-", "\"hi\"", "Hé", "messages"] {
         assert!(!all.contains(secret), "{secret}: {all}");
     }
+}
+
+#[tokio::test]
+async fn s7_content_is_logged_where_it_is_asked_for_and_no_more_of_it() {
+    let cluster = FakeCluster::new();
+    cluster.worker(hello);
+    let log = Place::new();
+    let bad = r#"{"messages":"éé"}"#;
+    let gateway = cluster
+        .gateway(|config| {
+            config.access_log = Some(log.0.display().to_string());
+            // Within the first of the two letters.
+            config.access_log_content = bad.find('é').unwrap() + 1;
+            config.api_key = Some("sk-secret".into());
+        })
+        .await;
+    let headers = "x-api-key: sk-secret\r\n";
+    let mut said = Vec::new();
+    for body in [CHAT, STREAM, bad] {
+        said.push((body, post_with(&gateway, "/v1/chat/completions", headers, body).await.body));
+    }
+    let lines = log.until(3).await;
+    for (line, (body, answer)) in lines.iter().zip(&said) {
+        for (name, whole) in [("request", *body), ("answer", answer.as_str())] {
+            let text = line[name].as_str().unwrap();
+            assert!(whole.starts_with(text) && (13..=15).contains(&text.len()), "{name}: {text:?} of {whole:?}");
+        }
+    }
+    assert_eq!(lines[2]["request"], json!(r#"{"messages":""#));
+    get(&gateway, "/health").await;
+    assert_eq!(log.until(4).await[3].get("request"), None);
+    assert!(!fs::read_to_string(&log.0).unwrap().contains("sk-"));
+    assert_eq!(fs::metadata(&log.0).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[tokio::test]

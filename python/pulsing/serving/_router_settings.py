@@ -105,6 +105,7 @@ class RouterSettings(TypedDict, total=False):
     tls_key: str | None
     engine_ca_file: str | None
     access_log: str | None
+    access_log_content: int | str | None
     otlp_endpoint: str | None
     otlp_headers_file: str | None
     otlp_sample: float | None
@@ -314,6 +315,16 @@ SETTINGS: tuple[RouterSetting, ...] = (
         "engine_ca_file", "PEM file of the authorities that https engines are believed by; none: those of the system"
     ),
     _file("access_log", "where one JSON line a request goes: a path, or `-` for standard output; none: nowhere"),
+    RouterSetting(
+        "access_log_content",
+        Size,
+        0,
+        "bytes",
+        "how much of each request's body and of its answer a line has; 0: nothing of what is said is logged; `4KiB` "
+        "and the like are understood",
+        f"0 to {1 << 20} bytes",
+        number(0, 1 << 20, whole=True),
+    ),
     RouterSetting(
         "otlp_endpoint",
         str | None,

@@ -129,7 +129,8 @@ impl Gateway {
         let tls = Tls::new(&config)?;
         let trust = config.engine_ca_file.as_deref().map(dial::trust_in).transpose();
         let trust = trust.map_err(GatewayError::Config)?;
-        let access_log = config.access_log.as_deref().map(AccessLog::open).transpose()?;
+        let open = |place| AccessLog::open(place, config.access_log_content > 0);
+        let access_log = config.access_log.as_deref().map(open).transpose()?;
         let exporter = match &config.otlp_endpoint {
             Some(endpoint) => {
                 let headers = (config.otlp_headers_file.as_deref(), config.otlp_headers.as_deref());

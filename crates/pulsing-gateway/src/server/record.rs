@@ -38,6 +38,8 @@ pub(super) struct Record {
     request_id: String,
     status: u16,
     outcome: &'static str,
+    /// Of the answer's body, as much as is logged.
+    answer: Vec<u8>,
 }
 
 /// A line of the access log. Fields of what was not a generation are left out.
@@ -75,6 +77,19 @@ struct Line<'a> {
     cached_tokens: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     trace_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<String>,
+}
+
+/// The beginning of a body as text, without the half of a character that it may have been cut in; `None` if it is empty.
+fn begun(bytes: &[u8]) -> Option<String> {
+    let whole = match std::str::from_utf8(bytes) {
+        Err(error) if error.error_len().is_none() => error.valid_up_to(),
+        _ => bytes.len(),
+    };
+    (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes[..whole]).into_owned())
 }
 
 fn millis(time: Duration) -> f64 {
@@ -118,6 +133,7 @@ impl Record {
             request_id: id(request.headers()),
             status: LEFT,
             outcome: "left",
+            answer: Vec::new(),
         })
     }
 
@@ -145,6 +161,8 @@ impl Record {
             completion_tokens: notes.usage.map(|usage| usage.completion_tokens),
             cached_tokens: notes.usage.map(|usage| usage.cached_tokens),
             trace_id: self.context.map(|context| format!("{:032x}", context.trace)),
+            request: begun(&notes.body),
+            answer: begun(&self.answer),
         }
     }
 
@@ -225,6 +243,13 @@ impl Record {
         }
     }
 
+    /// A piece of the answer went to the client.
+    fn gave(&mut self, data: &Bytes) {
+        self.bytes_out += data.len() as u64;
+        let room = self.core.placement.config.access_log_content.saturating_sub(self.answer.len());
+        self.answer.extend_from_slice(&data[..room.min(data.len())]);
+    }
+
     /// The answer has begun; it is told of when its body is gone.
     pub(super) fn answer<B: Body>(mut self, response: Response<B>) -> Response<Recorded<B>> {
         self.status = response.status().as_u16();
@@ -272,7 +297,9 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Recorded<B> {
         if let Some(record) = &mut self.record {
             match &polled {
                 Poll::Ready(Some(Ok(frame))) => {
-                    record.bytes_out += frame.data_ref().map_or(0, Bytes::len) as u64;
+                    if let Some(data) = frame.data_ref() {
+                        record.gave(data);
+                    }
                     if whole {
                         record.outcome = "complete";
                     }

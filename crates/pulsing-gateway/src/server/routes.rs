@@ -398,6 +398,10 @@ async fn run(
     let limits = receive::Limits { size: config.max_body, pause: config.body_timeout, end: deadline };
     let body = receive::read(&head.headers, body, limits, |count| tracker.hold(count)).await?;
     tracker.received()?;
+    if config.access_log_content > 0 {
+        let logged = config.access_log_content.min(body.len());
+        tracker.trail.note(|notes| notes.body = body[..logged].to_vec());
+    }
     tracker.trail.spent(Stage::Body, sending);
     let parsing = tracker.trail.clock();
     let asked = {
