@@ -66,9 +66,10 @@ class Kind:
     cache_aware: bool = True
 
 
+OURS = ("round_robin", "random", "power_of_two", "consistent_hash", "cache_aware", "stream_load")
 KINDS = [
-    Kind("Pulsing, engines", "pulsing", "engines", ("round_robin", "power_of_two", "stream_load")),
-    Kind("Pulsing, actors", "pulsing", "actors", ("round_robin", "power_of_two", "stream_load")),
+    Kind("Pulsing, engines", "pulsing", "engines", OURS),
+    Kind("Pulsing, actors", "pulsing", "actors", OURS),
     Kind("sglang-router", "sglang-router", "engines", ("round_robin", "power_of_two")),
     Kind("vllm-router", "vllm-router", "engines", ("round_robin", "power_of_two")),
 ]

@@ -14,6 +14,7 @@ from pulsing.serving import start_router, stop_router
 CLIENTS = 16
 # By then nobody waits for a stopped worker, and nobody is sent to it.
 CONTAINED = 2.0
+POLICIES = ["round_robin", "random", "power_of_two", "stream_load", "consistent_hash", "cache_aware"]
 
 
 async def metric(addr: str, name: str) -> int:
@@ -23,7 +24,7 @@ async def metric(addr: str, name: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("policy", ["round_robin", "stream_load"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_s5_a_closed_loop_is_off_a_stopped_worker_within_two_seconds(policy: str) -> None:
     async def run() -> None:
         async with system() as node:

@@ -131,7 +131,8 @@ class Router(Actor):
         http_port: Port to listen on; 0 takes a free one.
         model_name: Public name of whatever the workers serve; their own model names are accepted too.
         worker_name: Name the workers are registered under.
-        scheduler_type: stream_load (least pushed load), round_robin, random, power_of_two or consistent_hash.
+        scheduler_type: stream_load (least pushed load), round_robin, random, power_of_two, consistent_hash or
+            cache_aware.
         config: TOML file of settings. Variable: PULSING_ROUTER_CONFIG.
         settings: Any other setting by name.
 
