@@ -111,7 +111,8 @@ def test_a_router_must_not_have_the_name_of_its_workers() -> None:
     ("arguments", "words"),
     [
         ({"scheduler_type": "stream_lode"}, "stream_load, round_robin, random, power_of_two, consistent_hash"),
-        ({"session_headers": "x session"}, "session_headers='x session': expected names of headers"),
+        ({"session_headers": "x session"}, r"session_headers=\['x session'\]: expected names of headers"),
+        ({"session_headers": ["x-a", 3]}, "session_headers: 3 is not str"),
         ({"balance_relative": 0.5}, "balance_relative=0.5: expected 1 or more"),
         ({"http_port": 70000}, "http_port=70000"),
         ({"request_timeout": 0}, "request_timeout=0"),

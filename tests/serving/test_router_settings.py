@@ -24,6 +24,27 @@ def test_the_argument_comes_before_the_variable_before_the_file_before_the_defau
     assert resolve({}, None, {"PULSING_ROUTER_CONFIG": str(file)})["model_name"] == "file"
 
 
+@pytest.mark.parametrize("name", [one.name for one in SETTINGS if one.annotation == list[str]])
+def test_several_values_are_a_list_or_text_with_commas_wherever_they_stand(tmp_path: Path, name: str) -> None:
+    both = ["https://a", "https://b"] if name == "cors_origins" else ["x-a", "X-B"]
+    text = ", ".join(both)
+    file, other = tmp_path / "list.toml", tmp_path / "text.toml"
+    file.write_text(f"{name} = {both}\n")
+    other.write_text(f"{name} = '{text}'\n")
+    for given in (
+        resolve({name: both}),
+        resolve({name: text}),
+        resolve({}, file),
+        resolve({}, other),
+        resolve({}, None, {f"PULSING_ROUTER_{name.upper()}": text}),
+    ):
+        assert given[name] == both
+        Router(**{name: given[name]})
+    file.write_text(f"{name} = [3]\n")
+    with pytest.raises(ConfigError, match=rf"{file}: {name}: 3 is not str"):
+        resolve({}, file)
+
+
 @pytest.mark.parametrize(
     ("environ", "text", "words"),
     [

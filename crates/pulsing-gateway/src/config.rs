@@ -41,7 +41,7 @@ pub struct GatewayConfig {
     pub cache_index: usize,
     /// Headers that name a conversation, the most telling first, for `consistent_hash`; after them counts the body: `user`
     /// and its like. Default `x-session-id`, `x-conversation-id`, `x-user-id`.
-    #[serde(deserialize_with = "names")]
+    #[serde(deserialize_with = "header_names")]
     pub session_headers: Vec<String>,
     /// Tell clients that ask where their requests went and why, and answer `GET /v1/_routing`. Default false: it names Workers.
     pub debug_routing: bool,
@@ -208,10 +208,10 @@ fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Er
     Duration::try_from_secs_f64(value).map_err(|error| de::Error::custom(format!("{value} s: {error}")))
 }
 
-/// `one,other`
-fn names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    Ok(text.split(',').map(|name| name.trim().to_ascii_lowercase()).filter(|name| !name.is_empty()).collect())
+/// Names of headers, as they are looked up.
+fn header_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let names = Vec::<String>::deserialize(deserializer)?;
+    Ok(names.into_iter().map(|name| name.to_ascii_lowercase()).collect())
 }
 
 fn policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyKind, D::Error> {

@@ -34,6 +34,8 @@ def default_text(setting: Setting, serving: bool) -> str:
         return "0" if setting.endless else "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

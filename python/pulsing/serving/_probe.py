@@ -18,7 +18,7 @@ __all__ = ["EngineLoad", "Models", "ProbeError", "Url", "engine_load", "engine_o
 
 # A server with a thousand models lists them in a few hundred KB; vLLM's metrics are about as large.
 _MAX_BODY = 8 << 20
-# Load reports carry every name twice a second.
+# Load reports carry every name five times a second.
 _MAX_MODELS = 256
 
 

@@ -74,7 +74,7 @@ class RouterSettings(TypedDict, total=False):
     """What `Router` and `start_router` take by name, beside their first five arguments. None: as if not given."""
 
     models: str | dict[str, str] | list[str] | None
-    session_headers: str | None
+    session_headers: Sequence[str] | str | None
     balance_absolute: int | None
     balance_relative: float | None
     cache_index: int | str | None
@@ -120,7 +120,7 @@ def _scheduler_type(value: Any) -> bool:
 
 
 def _header_names(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[\w-]+(\s*,\s*[\w-]+)*", value, re.ASCII) is not None
+    return all(re.fullmatch(r"[\w-]+", name, re.ASCII) for name in value)
 
 
 def _seconds(name: str, default: float, doc: str, *, zero: bool = False, **more: Any) -> RouterSetting:
@@ -198,12 +198,12 @@ SETTINGS: tuple[RouterSetting, ...] = (
     ),
     RouterSetting(
         "session_headers",
-        str,
-        "x-session-id,x-conversation-id,x-user-id",
+        list[str],
+        ("x-session-id", "x-conversation-id", "x-user-id"),
         "",
-        "headers that name a conversation, the most telling first, for `consistent_hash`; after them the body's "
-        "`session_params.session_id`, `user`, `session_id` and `user_id` count",
-        "names of headers, with commas between them",
+        "headers that name a conversation, separated by commas, the most telling first, for `consistent_hash`; after "
+        "them the body's `session_params.session_id`, `user`, `session_id` and `user_id` count",
+        "names of headers",
         _header_names,
     ),
     RouterSetting(
