@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pulsing.core._inbound import InboundCall
 
 __all__ = ["RequestError"]
 
@@ -58,3 +62,7 @@ class RequestError(Exception):
         """The OpenAI error object (what stands under ``"error"``) as JSON."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps(error, ensure_ascii=False).encode("utf-8", "replace")
+
+    def fail(self, call: InboundCall) -> None:
+        """Ends a call of the worker protocol with it."""
+        call.fail("pulsing.serving.RequestError", self.message, code=self.status, data=self.to_json())

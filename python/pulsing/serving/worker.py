@@ -398,7 +398,7 @@ class Worker(TellsBlocks, Actor):
         try:
             request = WorkerRequest.decode(call.head, call.buffers)
         except ValueError as error:
-            _fail(call, RequestError(400, f"not a request of worker protocol 1: {error}"))
+            RequestError(400, f"not a request of worker protocol 1: {error}").fail(call)
             return
         kind = request.kind
         if kind in {"generate", "question"}:
@@ -420,7 +420,7 @@ class Worker(TellsBlocks, Actor):
         elif kind == "describe":
             call.reply(self.load_report().describe(self.engine, self.engine_version()))
         else:
-            _fail(call, RequestError(400, f"worker protocol 1 has no request {shown(kind)}"))
+            RequestError(400, f"worker protocol 1 has no request {shown(kind)}").fail(call)
 
     def _traced(self) -> Spans:
         if self._spans is None:
@@ -469,7 +469,7 @@ class Worker(TellsBlocks, Actor):
                 call.reply(answer)
         if failure is None:
             return None
-        _fail(call, failure)
+        failure.fail(call)
         # The text may hold parts of what was asked.
         return f"{failure.status} {failure.code or ''}".strip()
 
@@ -599,7 +599,3 @@ def _current_task() -> asyncio.Task[Any]:
     task = asyncio.current_task()
     assert task is not None  # protocol calls always run in a task
     return task
-
-
-def _fail(call: InboundCall, error: RequestError) -> None:
-    call.fail("pulsing.serving.RequestError", error.message, code=error.status, data=error.to_json())
