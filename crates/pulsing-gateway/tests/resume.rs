@@ -126,6 +126,19 @@ async fn test_s4_a_greedy_stream_goes_on_elsewhere_as_if_nothing_had_happened_wh
 }
 
 #[tokio::test]
+async fn a_stream_that_nobody_goes_on_with_is_none_that_outlived_its_worker() {
+    let cluster = FakeCluster::new();
+    let (dying, _) = counting(&cluster, &ALIKE, 3);
+    let gateway = cluster.gateway(|config| config.worker_wait = Duration::from_millis(50)).await;
+    let (client, seen) = begun(&gateway, &body(r#""temperature":0"#), 3).await;
+    dying.die();
+    cluster.remove(&dying);
+    let response = rest(client, seen).await;
+    assert!(!response.whole && response.body.contains("no other one goes on with it"), "{}", response.body);
+    counted(&gateway, &["pulsing_router_resumed_streams_total 0", "pulsing_router_broken_streams_total 1"]).await;
+}
+
+#[tokio::test]
 async fn test_s4_a_stream_survives_one_worker_after_the_other() {
     let extra = r#""temperature":0"#;
     let expected = undisturbed(extra).await;

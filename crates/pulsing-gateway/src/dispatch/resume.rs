@@ -129,13 +129,14 @@ impl Placement {
         let not = match cause {
             Cause::Lost(_) => {
                 self.count_loss(&mut past, &body)?;
-                self.metrics.resumed.fetch_add(u64::from(goes_on), Relaxed);
                 None
             }
             // A take-back is no failure of the request, and there is none yet.
             Cause::Still(worker) => Some(worker),
         };
-        let placed = self.place(job, Task { body, takers, past, resume, sent, not }).await;
+        let placed = Arc::clone(&self).place(job, Task { body, takers, past, resume, sent, not }).await;
+        // Counted when somebody goes on with it, not when somebody is looked for.
+        self.metrics.resumed.fetch_add(u64::from(goes_on && placed.is_ok()), Relaxed);
         placed.map_err(|error| match error.status {
             _ if !goes_on => error,
             504 => error,

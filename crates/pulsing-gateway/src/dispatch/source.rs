@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -208,7 +207,6 @@ impl Sub {
                                 let (worker, anew) = (live.worker().target().actor, asked.anew);
                                 tracing::info!(%worker, "an answer that stood still is taken back from its worker");
                                 placement.metrics.retry(Retry::TakenBack);
-                                placement.metrics.resumed.fetch_add(u64::from(!anew), Relaxed);
                                 *self = Self::Waiting(Box::pin(std::future::ready(Ok(placed))));
                                 if anew {
                                     return Poll::Ready(Some(Ok(Step::Anew)));
@@ -227,7 +225,6 @@ impl Sub {
                         (Poll::Ready(Some(Ok(Passed::GoOn(_)))), Some(_)) => {
                             if let Some(Relief { placing, anew }) = relief.take() {
                                 placement.metrics.retry(Retry::Lost);
-                                placement.metrics.resumed.fetch_add(u64::from(!anew), Relaxed);
                                 *self = Self::Waiting(placing);
                                 if anew {
                                     return Poll::Ready(Some(Ok(Step::Anew)));
