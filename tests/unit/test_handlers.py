@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
@@ -452,5 +454,40 @@ def test_r1_a_protocol_call_that_ends_before_it_began_is_answered_and_leaves_not
             assert not begun
             assert bridge.handlers == handlers
             assert system.watch.running == running
+
+    run(main())
+
+
+def test_what_a_cancelled_protocol_call_held_is_given_back_at_once(run: Run) -> None:
+    class Mark:
+        pass
+
+    held: list[weakref.ref[Mark]] = []
+
+    class Protocol(pul.Actor):
+        __pulsing_protocols__: ClassVar[set[int]] = {3}
+
+        async def on_protocol_call(self, call: InboundCall) -> None:
+            # As a Worker's, it knows its own task; the task knows how it ended.
+            own, mark = asyncio.current_task(), Mark()
+            held.append(weakref.ref(mark))
+            await asyncio.Event().wait()
+            assert own is not None
+
+    async def main() -> None:
+        async with local_system() as system:
+            cell = system.cell((await system.spawn(Protocol())).actor_id)
+            assert cell is not None
+            bridge = bridge_of(system.loop)
+            call = Refused(bridge.core.token())
+            gc.disable()
+            try:
+                Inlet(bridge, cell)((INBOUND, cell.key, call))
+                await eventually("it has begun", lambda: bool(held))
+                call.cancelled = True
+                bridge.handlers[call.token]((CANCELLED, call.token))
+                await eventually("it is given back", lambda: held[0]() is None)
+            finally:
+                gc.enable()
 
     run(main())

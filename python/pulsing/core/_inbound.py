@@ -225,10 +225,12 @@ class Inlet:
             if run.cancelled:
                 raise asyncio.CancelledError
             await cell.instance.on_protocol_call(call)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if not raw.answered:
                 raw.refuse("cancelled" if raw.cancelled else "actor_stopped")
-            raise
+            # The task keeps it. A frame of the actor's that knows its own task would go round in circles with what it
+            # was asked, which may be large, and the collector is in no hurry.
+            raise error.with_traceback(None) from None
         except SystemExit as error:
             # As of any handler: it ends the actor, not the loop.
             if not raw.answered:
