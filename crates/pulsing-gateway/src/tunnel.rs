@@ -8,11 +8,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use pulsing_core::{CallOptions, ItemStream, Reply, Result, Target};
+use pulsing_core::{CallOptions, Error, ItemStream, Reply, Result, Target};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::cluster::{BoxFuture, Cluster};
 use crate::protocol;
+
+/// With which code an EngineWorker says that the engine lets nobody connect.
+const NOT_CONNECTED: i32 = 503;
 
 /// Who relays.
 pub(crate) struct Relay {
@@ -34,7 +37,7 @@ impl Relay {
         match self.ask(Bytes::new(), Some(limit)).await {
             Ok(Reply::Value(_)) => Ok(()),
             Ok(Reply::Stream(_)) => Err(io::Error::other("its EngineWorker relays an answer where none was due")),
-            Err(error) => Err(io::Error::other(error.to_string())),
+            Err(error) => Err(io::Error::other(error)),
         }
     }
     /// A way for one request.
@@ -90,11 +93,11 @@ impl AsyncRead for Tunnel {
                     Ok(Reply::Stream(stream)) => tunnel.state = State::Answering(stream),
                     // The engine has closed the connection without a word.
                     Ok(Reply::Value(_)) => tunnel.state = State::Over,
-                    Err(error) => return tunnel.broken(&error),
+                    Err(error) => return tunnel.broken(error),
                 },
                 State::Answering(stream) => match ready!(stream.poll_next(cx)) {
                     Some(Ok(piece)) => tunnel.rest = piece.head,
-                    Some(Err(error)) => return tunnel.broken(&error),
+                    Some(Err(error)) => return tunnel.broken(error),
                     None => tunnel.state = State::Over,
                 },
             }
@@ -103,9 +106,19 @@ impl AsyncRead for Tunnel {
 }
 
 impl Tunnel {
-    fn broken(&mut self, error: &pulsing_core::Error) -> Poll<io::Result<()>> {
+    fn broken(&mut self, error: Error) -> Poll<io::Result<()>> {
         self.state = State::Over;
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionReset, error.to_string())))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionReset, error)))
+    }
+}
+
+/// What became of the way itself, where that is why nothing came: the cluster's error, or that of the EngineWorker to which
+/// its engine let nobody connect. `None` where it was the engine that broke off.
+pub(crate) fn blocked(error: &io::Error) -> Option<&Error> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    match error {
+        Error::App(app) => (app.code == NOT_CONNECTED).then_some(error),
+        other => Some(other),
     }
 }
 

@@ -66,6 +66,21 @@ async fn test_s4_an_engine_that_is_gone_costs_the_client_nothing() {
 }
 
 #[tokio::test]
+async fn test_s5_an_engine_that_let_nobody_connect_has_not_failed_the_request() {
+    let cluster = FakeCluster::new();
+    let engine = Engine::start(good).await;
+    let worker = engine.join_from_afar(&cluster);
+    let gateway = cluster.gateway(|config| config.worker_wait = Duration::from_secs(5)).await;
+    assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.status, 200);
+    // As while a server is started anew: gone for this one connection, and there for the question that follows.
+    worker.refuse_relays(1);
+    assert_eq!(post(&gateway, "/v1/chat/completions", CHAT).await.body, ANSWER);
+    let metrics = get(&gateway, "/metrics").await.body;
+    assert!(metrics.contains("retries_total{reason=\"lost\"} 1"), "{metrics}");
+    assert!(metrics.contains("retries_total{reason=\"failed\"} 0"), "{metrics}");
+}
+
+#[tokio::test]
 async fn an_engine_that_its_worker_cannot_reach_is_not_ready_and_says_why() {
     let cluster = FakeCluster::new();
     let engine = Engine::start(good).await;

@@ -33,7 +33,7 @@ async def relay(call: InboundCall, request: bytes, url: Url, tls: ssl.SSLContext
         async with asyncio.timeout(_DIAL):
             reader, writer = await asyncio.open_connection(url.host, url.port, ssl=tls)
     except (OSError, TimeoutError) as error:
-        _fail(call, f"{url}: cannot connect: {error or 'no answer'}")
+        RequestError(503, f"{url}: cannot connect: {error or 'no answer'}").fail(call)
         return
     try:
         if not request:
@@ -49,11 +49,6 @@ async def relay(call: InboundCall, request: bytes, url: Url, tls: ssl.SSLContext
         # The Router has what it wants, or its client has left.
         pass
     except OSError as error:
-        _fail(call, f"{url}: {error}")
+        RequestError(502, f"{url}: {error}").fail(call)
     finally:
         writer.transport.abort()
-
-
-def _fail(call: InboundCall, why: str) -> None:
-    error = RequestError(502, why)
-    call.fail("pulsing.serving.RequestError", error.message, code=error.status, data=error.to_json())

@@ -119,7 +119,8 @@ impl Placement {
         }
     }
 
-    pub(super) fn classify(&self, error: Error) -> Failure {
+    /// What it means that a call came to nothing.
+    pub(crate) fn classify(&self, error: Error) -> Failure {
         match error {
             Error::ActorNotFound { .. }
             | Error::ActorStopped { .. }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use pulsing_core::Error::App;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -20,11 +21,13 @@ use super::message::Forward;
 use super::seam::Had;
 use super::sent::Sent;
 use super::splice::{Splice, with_fields};
+use super::wire::WireError;
 use crate::api::{Api, ApiError};
 use crate::aside::aside;
 use crate::dial;
 use crate::dispatch::{Failure, Job, Placement, broken};
 use crate::pool::{Continues, Worker};
+use crate::tunnel;
 
 /// Fields that say how many tokens there are to be.
 const LIMITS: [&str; 3] = ["max_completion_tokens", "max_tokens", "min_tokens"];
@@ -412,8 +415,20 @@ impl Placement {
                     tracing::debug!(%error, "a kept connection to an engine was closed");
                     fresh = true;
                 }
-                Err(error) => return Err(broke_off(endpoint, &error).await),
+                Err(error) => return Err(self.unanswered(endpoint, &error).await),
             }
+        }
+    }
+
+    /// Why nothing of an answer came.
+    async fn unanswered(&self, endpoint: &Endpoint, error: &WireError) -> Failure {
+        match error {
+            WireError::Io(io) => match tunnel::blocked(io) {
+                Some(App(error)) => Failure::Unreached(error.message.clone()),
+                Some(way) => self.classify(way.clone()),
+                None => broke_off(endpoint, error).await,
+            },
+            _ => broke_off(endpoint, error).await,
         }
     }
 }

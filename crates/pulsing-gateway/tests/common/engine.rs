@@ -170,7 +170,7 @@ pub async fn relay(url: String, request: Bytes, responder: Responder) {
     let leaving = Arc::clone(&left);
     responder.cancel_signal().on_cancel(move || leaving.notify_one());
     let Ok(mut server) = TcpStream::connect(url.trim_start_matches("http://")).await else {
-        return super::fail(responder, 502, "cannot connect");
+        return super::fail(responder, 503, "cannot connect");
     };
     if request.is_empty() {
         return responder.value(Payload::new(Codec::WORKER, Bytes::new()));

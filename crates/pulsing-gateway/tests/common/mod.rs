@@ -46,6 +46,8 @@ pub struct FakeWorker {
     pub cancelled: AtomicUsize,
     /// Connections to its engine that went through it.
     pub relayed: AtomicUsize,
+    /// Requests that it is to refuse, as if the engine let nobody connect.
+    refused: AtomicUsize,
     pub active: AtomicU32,
     handler: Handler,
     load: watch::Sender<LoadReport>,
@@ -69,6 +71,9 @@ pub struct FakeWorker {
 }
 
 impl FakeWorker {
+    pub fn refuse_relays(&self, count: usize) {
+        self.refused.store(count, Ordering::SeqCst);
+    }
     pub fn report(&self, change: impl FnOnce(&mut LoadReport)) {
         self.load.send_modify(change);
     }
@@ -133,6 +138,7 @@ impl FakeCluster {
             asked: AtomicUsize::new(0),
             cancelled: AtomicUsize::new(0),
             relayed: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
             active: AtomicU32::new(0),
             handler: Arc::new(move |ask| Box::pin(handler(ask))),
             load: watch::Sender::new(LoadReport { state, capacity: 4, ..LoadReport::default() }),
@@ -336,7 +342,12 @@ impl Cluster for FakeCluster {
                 }
                 Kind::Relay(_) => {
                     worker.relayed.fetch_add(1, Ordering::SeqCst);
-                    let url = worker.metadata.lock()["url"].clone();
+                    let mut url = worker.metadata.lock()["url"].clone();
+                    let less = |count: usize| count.checked_sub(1);
+                    if worker.refused.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
+                        // Nobody listens there.
+                        url = "http://127.0.0.1:1".to_owned();
+                    }
                     tokio::spawn(engine::relay(url, payload.buffers[0].clone(), responder));
                 }
                 Kind::Describe(_) => {
