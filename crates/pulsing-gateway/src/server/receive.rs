@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use hyper::Request;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderMap};
@@ -13,7 +13,7 @@ use tokio::time::error::Elapsed;
 
 use crate::api::ApiError;
 
-/// Most that is set aside for a body before it is there, in bytes: its length is only a word.
+/// Most that is set aside for a body before as much of it is there, in bytes: its length is only a word.
 const AHEAD: usize = 1 << 20;
 /// How long the rest of an oversized body is read and dropped. Answering at once would reset the connection under a client
 /// that is still sending, which then never sees the 413.
@@ -59,7 +59,7 @@ pub(super) async fn read(
         return Err(ApiError::too_large(limit));
     }
     let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
+    let mut rest = Vec::new();
     loop {
         let data = match next_within(&mut body, pause, end).await {
             Err(_) => return Err(ApiError::slow_body()),
@@ -81,13 +81,26 @@ pub(super) async fn read(
             first = data;
         } else {
             if rest.is_empty() {
-                rest.reserve(announced.min(AHEAD).max(first.len() + data.len()));
+                make_room(&mut rest, first.len(), announced.min(AHEAD));
                 rest.extend_from_slice(&std::mem::take(&mut first));
             }
+            make_room(&mut rest, data.len(), announced);
             rest.extend_from_slice(&data);
         }
     }
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
+    Ok(if rest.is_empty() { first } else { rest.into() })
+}
+
+/// Makes room in `body` for `more` bytes; where there is none, for all of the `announced` ones at once: growing by and by
+/// costs a body of 20 MB two thirds of its time. What is set aside takes no memory until it is written to.
+fn make_room(body: &mut Vec<u8>, more: usize, announced: usize) {
+    if body.capacity() - body.len() >= more {
+        return;
+    }
+    let due = announced.saturating_sub(body.len());
+    if due < more || body.try_reserve_exact(due).is_err() {
+        body.reserve(more);
+    }
 }
 
 /// What is wrong with a body whose bytes are not what its sender means. What was compressed is not undone here: a body of some
@@ -160,4 +173,29 @@ async fn discard(mut body: Incoming) {
         }
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_moved_once_at_most_and_a_word_about_its_length_sets_aside_little() {
+        for (announced, length) in [(20 << 20, 20 << 20), (AHEAD, AHEAD), (usize::MAX, 3 << 20), (10, 10), (0, 5 << 20)]
+        {
+            let (mut body, mut rooms) = (Vec::new(), Vec::new());
+            make_room(&mut body, 1, announced.min(AHEAD));
+            while body.len() < length {
+                let piece = (length - body.len()).min(400 << 10);
+                make_room(&mut body, piece, announced);
+                assert!(body.len() >= AHEAD - piece || body.capacity() <= 2 * AHEAD, "{announced}");
+                body.resize(body.len() + piece, 7);
+                rooms.push(body.capacity());
+            }
+            rooms.dedup();
+            if announced == length {
+                assert!(rooms.len() <= 2 && rooms.last() == Some(&length), "{announced}: {rooms:?}");
+            }
+        }
+    }
 }
