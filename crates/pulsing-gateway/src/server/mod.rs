@@ -7,6 +7,7 @@ mod events;
 mod head;
 mod listen;
 mod open;
+mod paths;
 mod peer;
 mod receive;
 mod record;

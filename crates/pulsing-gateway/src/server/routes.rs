@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use super::body::Body;
 use super::cors::Allowed;
 use super::events::EventStream;
+use super::paths::Endpoint;
 use super::peer::Peer;
 use super::track::Tracker;
 use super::{Core, head, receive, respond};
 use crate::admit::{Client, Rate};
 use crate::api::{self, Api, ApiError, Collector, Envelope, Parsed, Translated, Writer};
 use crate::aside::aside;
-use crate::config::GatewayConfig;
 use crate::dispatch::{Job, Native, Piece, Source};
 use crate::engine::{Head, Whole, usage_in};
 use crate::explain;
@@ -32,82 +32,6 @@ use crate::trail::{Stage, Trail};
 
 /// Text of a request that a scheduler outside is shown, in bytes.
 const PICK_TEXT: usize = 16 * 1024;
-
-const GET: &str = "GET, HEAD, OPTIONS";
-const POST: &str = "POST, OPTIONS";
-/// What OpenAI's clients do to responses that were stored.
-const STORED: &str = "GET, HEAD, POST, DELETE, OPTIONS";
-
-enum Endpoint {
-    Root,
-    Health,
-    Ready,
-    Metrics,
-    Models,
-    Model(String),
-    Routing,
-    Generate(Api),
-    /// A response that was given before.
-    Stored,
-}
-
-impl Endpoint {
-    /// Trailing slashes and a missing `/v1` are forgiven: clients are configured with and without.
-    fn of(path: &str) -> Option<Self> {
-        let path = path.trim_end_matches('/');
-        Some(match path.strip_prefix("/v1").filter(|rest| rest.is_empty() || rest.starts_with('/')).unwrap_or(path) {
-            "" => Self::Root,
-            "/health" => Self::Health,
-            "/ready" => Self::Ready,
-            "/metrics" => Self::Metrics,
-            "/models" => Self::Models,
-            "/_routing" => Self::Routing,
-            "/chat/completions" => Self::Generate(Api::Chat),
-            "/completions" => Self::Generate(Api::Completions),
-            "/embeddings" => Self::Generate(Api::Embeddings),
-            "/tokenize" => Self::Generate(Api::Tokenize),
-            "/detokenize" => Self::Generate(Api::Detokenize),
-            "/responses" => Self::Generate(Api::Responses),
-            other if other.starts_with("/responses/") => Self::Stored,
-            other => Self::Model(decode_percent(other.strip_prefix("/models/")?)),
-        })
-    }
-    /// Whether it is answered without a key. Whatever is not named here is not.
-    fn is_open(&self, config: &GatewayConfig) -> bool {
-        match self {
-            Self::Root | Self::Health | Self::Ready => true,
-            Self::Metrics => config.metrics_open,
-            _ => false,
-        }
-    }
-    fn allow(&self) -> &'static str {
-        match self {
-            Self::Generate(_) => POST,
-            Self::Stored => STORED,
-            _ => GET,
-        }
-    }
-    fn route(&self) -> Route {
-        match self {
-            Self::Root | Self::Routing => Route::Other,
-            Self::Health | Self::Ready => Route::Health,
-            Self::Metrics => Route::Metrics,
-            Self::Models | Self::Model(_) => Route::Models,
-            Self::Generate(api) => route_of(*api),
-            Self::Stored => Route::Responses,
-        }
-    }
-}
-
-fn route_of(api: Api) -> Route {
-    match api {
-        Api::Chat => Route::Chat,
-        Api::Completions => Route::Completions,
-        Api::Embeddings => Route::Embeddings,
-        Api::Tokenize | Api::Detokenize => Route::Tokenize,
-        Api::Responses => Route::Responses,
-    }
-}
 
 /// Answers one request; every outcome is a response.
 pub(super) async fn handle(core: Arc<Core>, peer: Arc<Peer>, request: Request<Incoming>) -> Response<Body> {
@@ -180,12 +104,7 @@ fn check(
         asked => Some(asked?),
     };
     let method = request.method();
-    let fits = match endpoint.allow() {
-        POST => method == Method::POST,
-        STORED => [Method::GET, Method::HEAD, Method::POST, Method::DELETE].contains(method),
-        _ => method == Method::GET || method == Method::HEAD,
-    };
-    if !fits {
+    if !endpoint.takes(method) {
         return Err(ApiError::method_not_allowed(method.as_str(), endpoint.allow()));
     }
     if let Some(client) = &client {
@@ -309,7 +228,7 @@ async fn generate(
     client: Client,
     peer: &Arc<Peer>,
 ) -> Result<Response<Body>, ApiError> {
-    let mut tracker = match Tracker::admit(core, route_of(api), &request, client, peer) {
+    let mut tracker = match Tracker::admit(core, api.into(), &request, client, peer) {
         Ok(tracker) => tracker,
         Err(error) => {
             receive::skip(request).await;
@@ -585,19 +504,4 @@ fn answer_id(api: Api) -> String {
 
 fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
-
-/// Undoes `%xx`; what is no escape stays as it is.
-fn decode_percent(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let escaped = (bytes[at] == b'%')
-            .then(|| text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok()))
-            .flatten();
-        out.push(escaped.unwrap_or(bytes[at]));
-        at += if escaped.is_some() { 3 } else { 1 };
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
