@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::engine::{Engine, Turn};
 use common::story::{ALIKE, GREEDY, Script, USAGE, VLLM, chat, completion, engine, events, join, serve};
-use common::{Client, FakeCluster, FakeWorker, get, post, until};
+use common::{CHAT, Client, FakeCluster, FakeWorker, STREAM, get, post, until};
 use pulsing_gateway::{Gateway, GatewayConfig};
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
@@ -242,6 +242,44 @@ async fn test_s5_an_engine_that_hangs_before_it_shows_a_request_is_stuck_and_an_
     assert!(asked.elapsed() > Duration::from_millis(390), "its time began when it got the request");
     assert_eq!(other.asked(), 1);
     counted(&gateway, &["pulsing_router_retries_total{reason=\"taken_back\"} 1"]).await;
+}
+
+/// An engine that takes requests and never answers; by its own numbers it is idle.
+async fn never(cluster: &FakeCluster) -> Arc<Engine> {
+    let engine = Engine::start(|turn: Turn| async move {
+        turn.gone().await;
+        None
+    })
+    .await;
+    join(&engine, cluster, &ALIKE).report(|report| report.progress_age_ms = 3_600_000);
+    engine
+}
+
+#[tokio::test]
+async fn test_s5_an_engine_has_twice_as_long_for_what_was_taken_back_from_another() {
+    for body in [CHAT, STREAM] {
+        let cluster = FakeCluster::new();
+        let first = never(&cluster).await;
+        let gateway = cluster
+            .gateway(|config| {
+                quick(config);
+                config.take_back = Duration::from_millis(100);
+            })
+            .await;
+        let mut client = Client::connect(&gateway).await;
+        client.post("/v1/chat/completions", body).await;
+        until("the first one has it", || first.asked() == 1).await;
+        let second = never(&cluster).await;
+        until("the second one has it", || second.asked() == 1).await;
+        let handed = Instant::now();
+        // Which looks idle again, now that it has nothing to do.
+        until("the first one has it again", || first.asked() == 2).await;
+        let given = handed.elapsed();
+        assert!(
+            given > Duration::from_millis(980),
+            "after {given:?}: what is slow on all of them would wander for ever"
+        );
+    }
 }
 
 #[tokio::test]

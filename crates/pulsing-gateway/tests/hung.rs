@@ -10,12 +10,13 @@ use std::time::Duration;
 use common::{Ask, CHAT, Client, FakeCluster, FakeWorker, STREAM, done, get, hello, post, send, text, until};
 use pulsing_gateway::{Gateway, GatewayConfig, PolicyKind};
 
-const POLICIES: [PolicyKind; 5] = [
+const POLICIES: [PolicyKind; 6] = [
     PolicyKind::StreamLoad,
     PolicyKind::RoundRobin,
     PolicyKind::Random,
     PolicyKind::PowerOfTwo,
     PolicyKind::ConsistentHash,
+    PolicyKind::CacheAware,
 ];
 
 /// A worker whose requests wait until `go`.

@@ -41,7 +41,7 @@ pub(crate) struct Past {
     /// Workers that were lost while they had it.
     pub(super) lost: u32,
     /// Longest time that it has waited for an answer on a Worker from which it was taken back.
-    pub(super) waited: Duration,
+    pub(crate) waited: Duration,
 }
 
 impl Placement {
@@ -62,10 +62,7 @@ impl Placement {
         let begun = tokio::select! {
             biased;
             begun = self.begin(worker, job, task) => begun,
-            () = &mut gone => {
-                task.past.waited = task.past.waited.max(lease.begun().elapsed());
-                Err(Failure::TakenBack)
-            }
+            () = &mut gone => Err(Failure::TakenBack),
         };
         let (stream, first) = begun?;
         lease.answered();

@@ -41,6 +41,7 @@ use crate::trail::Trail;
 
 pub(crate) use attempt::{Past, broken};
 pub(crate) use blame::Blame;
+pub(crate) use place::Task;
 pub(crate) use resume::{Begun, Cause, GoOn};
 pub(crate) use source::{Piece, Source};
 pub(crate) use stall::Stall;

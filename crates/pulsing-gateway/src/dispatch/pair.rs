@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::place::{Placed, Takers, Task};
 use super::{Failure, Half, Job, Placement, broken};
 use crate::aside::aside;
-use crate::engine::{Engine, Had, Rest, Splice, with_fields};
+use crate::engine::{Asked, Engine, Had, Rest, Splice, with_fields};
 use crate::explain::Decision;
 use crate::policy::{Why, least_loaded};
 use crate::pool::{Companion, Likeness, Pairing, Role, Worker};
@@ -230,9 +230,11 @@ impl Placement {
         }
         let spliced = aside(whole.len(), move || with_fields(&whole, &fields)).await;
         let body = spliced.flatten().ok_or_else(|| broken("the request is no JSON object"))?;
+        let rest = task.sent.as_deref().zip(had);
+        let asked = Asked { api: job.api, body, model_at: None, trial, rest, waited: task.past.waited };
         let made = Job { half: Some(half), ..Job::clone(job) };
         tokio::select! {
-            answer = self.attempt_half(worker, endpoint, &made, body, task.sent.as_deref().zip(had), trial) => answer.map(Placed::Engine),
+            answer = self.attempt_half(worker, endpoint, &made, asked) => answer.map(Placed::Engine),
             () = Arc::clone(self).gone(Arc::clone(worker), Arc::clone(job), task.like()) => Err(Failure::TakenBack),
         }
     }

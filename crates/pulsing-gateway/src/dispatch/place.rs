@@ -30,14 +30,14 @@ pub(super) enum Takers {
 }
 
 /// What is to be placed.
-pub(super) struct Task {
-    pub(super) body: Bytes,
+pub(crate) struct Task {
+    pub(crate) body: Bytes,
     pub(super) takers: Takers,
-    pub(super) past: Past,
+    pub(crate) past: Past,
     /// Of a stream that an actor has begun: what the client has.
     pub(super) resume: Option<Box<Resume>>,
     /// Of one that an engine has begun.
-    pub(super) sent: Option<Box<Sent>>,
+    pub(crate) sent: Option<Box<Sent>>,
     /// Not this one, from which nothing comes.
     pub(super) not: Option<ActorId>,
 }
@@ -125,13 +125,13 @@ impl Placement {
                 }
                 (Some(endpoint), None) => {
                     tokio::select! {
-                    answer = self.attempt_engine(&worker, endpoint, &job, task.body.clone(), task.sent.as_deref(), trial) => answer.map(Placed::Engine),
+                    answer = self.attempt_engine(&worker, endpoint, &job, &task, trial) => answer.map(Placed::Engine),
                     () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), like) => Err(Failure::TakenBack),
                     }
                 }
                 (None, None) => match &job.question {
                     Some(question) => tokio::select! {
-                        whole = self.ask(&worker, &job, question, task.body.clone(), trial) => whole.map(|whole| Placed::Engine(Engine::Whole(whole))),
+                        whole = self.ask(&worker, &job, question, &task, trial) => whole.map(|whole| Placed::Engine(Engine::Whole(whole))),
                         () = Arc::clone(&self).gone(Arc::clone(&worker), Arc::clone(&job), None) => Err(Failure::TakenBack),
                     },
                     None => self.attempt(&worker, &job, &mut task, trial).await.map(Placed::Actor),
@@ -168,6 +168,7 @@ impl Placement {
                 }
                 Err(Failure::TakenBack) => {
                     tracing::info!(request_id = %job.request_id, worker = %worker.target().actor, "taken back from a worker that hangs");
+                    task.past.waited = task.past.waited.max(sent.elapsed());
                     self.metrics.retry(Retry::TakenBack);
                     continue;
                 }

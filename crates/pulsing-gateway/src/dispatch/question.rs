@@ -1,11 +1,11 @@
 //! One request to one actor Worker that is answered in one piece.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bytes::Bytes;
 use pulsing_core::{CallOptions, Reply};
 
+use super::place::Task;
 use super::{Failure, Job, Placement, broken};
 use crate::api::Question;
 use crate::engine::{Head, Whole};
@@ -19,10 +19,10 @@ impl Placement {
         worker: &Arc<Worker>,
         job: &Job,
         question: &Question,
-        body: Bytes,
+        task: &Task,
         trial: bool,
     ) -> Result<Box<Whole>, Failure> {
-        let mut lease = worker.lease_for(body.len(), Duration::ZERO);
+        let mut lease = worker.lease_for(task.body.len(), task.past.waited);
         if trial {
             lease.tries();
         }
@@ -37,7 +37,8 @@ impl Placement {
         };
         let request = Request { version: protocol::VERSION, kind: Some(Kind::Question(asked)) };
         let options = CallOptions { timeout: Some(left), trace, ..CallOptions::default() };
-        let reply = self.cluster.call(worker.target(), protocol::payload(&request, Some(body)), options).await;
+        let reply =
+            self.cluster.call(worker.target(), protocol::payload(&request, Some(task.body.clone())), options).await;
         let Reply::Value(value) = reply.map_err(|error| self.classify(error))? else {
             return Err(broken("the worker answered with a stream where a value was due"));
         };

@@ -20,7 +20,7 @@ use super::sse::Gate;
 use super::wire::WireError;
 use crate::api::{Api, ApiError};
 use crate::aside::aside;
-use crate::dispatch::{Begun, Cause, Failure, GoOn, Half, Job, Past, Placement, Stall, broken};
+use crate::dispatch::{Begun, Cause, Failure, GoOn, Half, Job, Past, Placement, Stall, Task, broken};
 use crate::pool::{Companion, Fault, Lease, Worker};
 use crate::protocol::{Deltas, Usage};
 
@@ -68,67 +68,67 @@ struct Again {
 }
 
 /// What is sent.
-struct Asked<'a> {
-    api: Api,
-    body: Bytes,
+pub(crate) struct Asked<'a> {
+    pub(crate) api: Api,
+    pub(crate) body: Bytes,
     /// Where the value of `model` lies in it.
-    model_at: Option<Range<usize>>,
+    pub(crate) model_at: Option<Range<usize>>,
     /// It tries a Worker out that has failed.
-    trial: bool,
+    pub(crate) trial: bool,
     /// What the client has already, of a stream that another engine began: the body is made for the rest.
-    rest: Option<(&'a Sent, Had)>,
+    pub(crate) rest: Option<(&'a Sent, Had)>,
+    /// See [`Past::waited`].
+    pub(crate) waited: Duration,
 }
 
 impl Placement {
-    /// Sends the client's `body` to an engine and waits for the first byte of its answer; for all of it if the client
+    /// Sends what the client asked to an engine and waits for the first byte of its answer; for all of it if the client
     /// wants no stream, so that an engine that dies on the way costs the client nothing.
     pub(crate) async fn attempt_engine(
         &self,
         worker: &Arc<Worker>,
         endpoint: &Arc<Endpoint>,
         job: &Job,
-        body: Bytes,
-        sent: Option<&Sent>,
+        task: &Task,
         trial: bool,
     ) -> Result<Engine, Failure> {
         job.trail.attempt(worker);
-        if let Some(sent) = sent {
-            let (body, had) = match self.rest(worker, endpoint, job, &body, sent).await? {
+        let waited = task.past.waited;
+        if let Some(sent) = &task.sent {
+            let (body, had) = match self.rest(worker, endpoint, job, &task.body, sent).await? {
                 Rest::Ask { body, had } => (body, had),
                 Rest::Known(events) => return Ok(self.known(worker, job, events)),
             };
-            let asked = Asked { api: job.api, body, model_at: None, trial, rest: Some((sent, had)) };
+            let asked = Asked { api: job.api, body, model_at: None, trial, rest: Some((sent, had)), waited };
             let answer = self.exchange(worker, endpoint, job, asked).await?;
             return answer.ok_or_else(|| broken("the engine does not know that path"));
         }
         let native = job.native.as_ref().filter(|_| job.half.is_none() && endpoint.may_have_responses());
         if let Some(native) = native {
             let (body, model_at) = (native.body.clone(), native.model_at.clone());
-            let asked = Asked { api: Api::Responses, body, model_at, trial, rest: None };
+            let asked = Asked { api: Api::Responses, body, model_at, trial, rest: None, waited };
             match self.exchange(worker, endpoint, job, asked).await {
                 Ok(Some(engine)) => return Ok(engine),
                 Ok(None) => endpoint.has_no_responses(),
                 Err(failure) => return Err(failure),
             }
         }
-        let asked = Asked { api: job.api, body, model_at: job.model_at.clone(), trial, rest: None };
+        let (body, model_at) = (task.body.clone(), job.model_at.clone());
+        let asked = Asked { api: job.api, body, model_at, trial, rest: None, waited };
         let answer = self.exchange(worker, endpoint, job, asked).await?;
         // Only a path that an engine may lack is answered with nothing.
         answer.ok_or_else(|| broken("the engine does not know that path"))
     }
 
-    /// Sends an engine its half of a request; with `rest`, of what is left of a stream.
+    /// Sends an engine its half of a request.
     pub(crate) async fn attempt_half(
         &self,
         worker: &Arc<Worker>,
         endpoint: &Arc<Endpoint>,
         job: &Job,
-        body: Bytes,
-        rest: Option<(&Sent, Had)>,
-        trial: bool,
+        asked: Asked<'_>,
     ) -> Result<Engine, Failure> {
         job.trail.attempt(worker);
-        let asked = Asked { api: job.api, body, model_at: None, trial, rest };
         let answer = self.exchange(worker, endpoint, job, asked).await?;
         answer.ok_or_else(|| broken("the engine does not know that path"))
     }
@@ -139,9 +139,9 @@ impl Placement {
         worker: &Arc<Worker>,
         endpoint: &Arc<Endpoint>,
         job: &Job,
-        Asked { api, body, model_at, trial, rest }: Asked<'_>,
+        Asked { api, body, model_at, trial, rest, waited }: Asked<'_>,
     ) -> Result<Option<Engine>, Failure> {
-        let mut lease = worker.lease_for(body.len(), Duration::ZERO);
+        let mut lease = worker.lease_for(body.len(), waited);
         if trial {
             lease.tries();
         }

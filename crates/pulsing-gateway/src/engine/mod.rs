@@ -22,7 +22,7 @@ mod splice;
 mod sse;
 mod wire;
 
-pub(crate) use attempt::{Engine, EngineStream, Whole};
+pub(crate) use attempt::{Asked, Engine, EngineStream, Whole};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use message::{Head, usage_in};
 pub(crate) use reader::Passed;

@@ -6,6 +6,7 @@
 mod breaker;
 mod clock;
 mod companion;
+mod lease;
 mod likeness;
 mod lockout;
 mod role;
@@ -34,13 +35,14 @@ pub(crate) use breaker::Fault;
 pub(crate) use clock::LONGEST;
 pub use clock::Limits;
 pub use companion::Companion;
+pub use lease::Lease;
 pub(crate) use likeness::{Continues, Likeness};
 pub use role::{Pairing, Role};
 pub use served::Served;
 pub use snapshot::Snapshot;
 use snapshot::{Group, NAMES_SHOWN};
 pub use state::State;
-pub use worker::{Lease, Worker};
+pub use worker::Worker;
 
 /// First pause before a lost load subscription is tried again; doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);

@@ -14,11 +14,11 @@ use crate::engine::Endpoint;
 use crate::protocol::{self, LoadReport};
 
 use super::breaker::{Breaker, Fault};
-use super::clock::{Clocks, Grant, Limits};
+use super::clock::{Clocks, Limits};
 use super::likeness::{Continues, Likeness};
 use super::lockout::Lockout;
 use super::state::State;
-use super::{Companion, Pairing, Role};
+use super::{Pairing, Role};
 
 /// The next Worker's number.
 static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -63,8 +63,8 @@ pub struct Worker {
     /// The engine was not reached by this Router yet, or the last attempt failed. Its EngineWorker's word is not enough.
     doubted: AtomicBool,
     lockout: Lockout,
-    clocks: Clocks,
-    breaker: Breaker,
+    pub(super) clocks: Clocks,
+    pub(super) breaker: Breaker,
     /// Its state in the snapshot that everybody sees.
     shown: AtomicU8,
     /// Tells its cache from all others.
@@ -79,11 +79,11 @@ pub struct Worker {
     /// Milliseconds without a token, as reported.
     progress_age: AtomicU64,
     /// Counts reports.
-    reports: AtomicU64,
+    pub(super) reports: AtomicU64,
     /// Requests of this Router on it.
-    in_flight: AtomicU32,
+    pub(super) in_flight: AtomicU32,
     /// Of those, how many were sent since the last report, which cannot know of them.
-    unreported: AtomicI64,
+    pub(super) unreported: AtomicI64,
 }
 
 impl Worker {
@@ -473,21 +473,6 @@ impl Worker {
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Acquire)
     }
-
-    /// Counts a request on it until the lease is dropped.
-    pub fn lease(self: &Arc<Self>) -> Lease {
-        self.lease_for(0, Duration::ZERO)
-    }
-    /// Counts a request of `bytes` on it until the lease is dropped; `waited` is how long the request has waited for
-    /// its first token on other Workers.
-    pub(crate) fn lease_for(self: &Arc<Self>, bytes: usize, waited: Duration) -> Lease {
-        self.in_flight.fetch_add(1, Ordering::AcqRel);
-        let report = self.reports.load(Ordering::Acquire);
-        self.unreported.fetch_add(1, Ordering::AcqRel);
-        let begun = Instant::now();
-        let grant = self.clocks.grant(bytes, waited, begun);
-        Lease { worker: Arc::clone(self), report, bytes, begun, unanswered: Some(grant), companion: None, trial: false }
-    }
 }
 
 impl fmt::Debug for Worker {
@@ -496,70 +481,11 @@ impl fmt::Debug for Worker {
     }
 }
 
-/// A place on a Worker: given back when dropped, whatever happens to the request.
-#[derive(Debug)]
-pub struct Lease {
-    worker: Arc<Worker>,
-    report: u64,
-    bytes: usize,
-    begun: Instant,
-    /// What the Worker was granted for it, until its first token.
-    unanswered: Option<Grant>,
-    /// What goes on elsewhere for the same request.
-    companion: Option<Companion>,
-    /// See [`Worker::admit`].
-    trial: bool,
-}
-
-impl Lease {
-    /// Whose place.
-    pub fn worker(&self) -> &Arc<Worker> {
-        &self.worker
-    }
-    /// The first piece of the answer is here.
-    pub(crate) fn answered(&mut self) {
-        if let Some(grant) = self.unanswered.take() {
-            let now = Instant::now();
-            self.worker.clocks.release(grant);
-            self.worker.clocks.learn(self.bytes, now.saturating_duration_since(self.begun), now);
-            self.worker.gave(now);
-            self.worker.breaker.answered();
-            self.trial = false;
-        }
-    }
-    /// The Worker's only request, until it is answered.
-    pub(crate) fn tries(&mut self) {
-        self.trial = true;
-    }
-    /// `companion` ends with it.
-    pub(crate) fn keep(&mut self, companion: Companion) {
-        self.companion = Some(companion);
-    }
-    /// Since when the Worker has it.
-    pub(crate) fn begun(&self) -> Instant {
-        self.begun
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if let Some(grant) = self.unanswered.take() {
-            self.worker.clocks.release(grant);
-        }
-        if self.trial {
-            self.worker.breaker.untried();
-        }
-        self.worker.in_flight.fetch_sub(1, Ordering::AcqRel);
-        if self.worker.reports.load(Ordering::Acquire) == self.report {
-            self.worker.unreported.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use pulsing_core::{ActorId, NodeId};
 
+    use super::super::Lease;
     use super::*;
 
     fn worker(metadata: &[(&str, &str)]) -> Arc<Worker> {
