@@ -107,6 +107,7 @@ async fn headers_that_concern_the_engine_reach_it_and_no_others() {
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-length: {}\r\ncontent-type: text/plain\r\naccept: text/event-stream\r\n\
          authorization: Bearer client-key\r\nx-api-key: client-key\r\nx-custom: 7\r\nx-request-id: my-id\r\ncookie: c\r\naccept-encoding: gzip\r\n\
+         connection: keep-alive, X-Hop\r\nx-hop: 1\r\nconnection: x-other, content-length\r\nx-other: 2\r\n\
          traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n\r\n{CHAT}",
         CHAT.len()
     );
@@ -126,9 +127,22 @@ async fn headers_that_concern_the_engine_reach_it_and_no_others() {
         ("x-api-key", None),
         ("cookie", None),
         ("accept-encoding", None),
+        ("x-hop", None),
+        ("x-other", None),
     ] {
         assert_eq!(seen.header(name), value, "{name}: {}", seen.head);
     }
+}
+
+#[tokio::test]
+async fn what_an_engine_says_to_the_router_alone_reaches_no_client() {
+    let cluster = FakeCluster::new();
+    let headers = "content-type: application/json\r\nConnection: Keep-Alive, X-Hop\r\nx-hop: 1\r\nx-engine: 7\r\n";
+    let engine = Engine::start(move |turn: Turn| turn.answer("200 OK", headers, ANSWER)).await;
+    engine.join(&cluster);
+    let response = post(&cluster.gateway(|_| {}).await, "/v1/chat/completions", CHAT).await;
+    assert_eq!((response.status, response.headers["x-engine"].as_str()), (200, "7"));
+    assert!(!response.headers.contains_key("x-hop"), "{:?}", response.headers);
 }
 
 #[tokio::test]

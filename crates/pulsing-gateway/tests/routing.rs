@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{CHAT, Client, FakeCluster, FakeWorker, STREAM, get, hello, post, send, text, until};
+use common::{CHAT, Client, FakeCluster, FakeWorker, STREAM, get, hello, post, post_with, send, text, until};
 use parking_lot::Mutex;
 use pulsing_core::ActorId;
 use pulsing_gateway::{ExternalPicker, Gateway, GatewayConfig, PickRequest, PolicyKind, Served};
@@ -320,6 +320,14 @@ async fn a_scheduler_outside_decides_and_a_slow_one_is_passed_over_and_counted()
     assert_eq!(asked(&workers), [0, 5, 0]);
     let seen = picker.seen.lock()[0].clone();
     assert_eq!((seen.text.as_str(), seen.headers["host"].as_str()), ("hi", "x"));
+    let more = "authorization: Bearer k\r\nproxy-authorization: k\r\nx-api-key: k\r\ncookie: k\r\nx-tenant: t\r\n";
+    post_with(&gateway, "/v1/chat/completions", more, CHAT).await;
+    let headers = picker.seen.lock().last().unwrap().headers.clone();
+    assert_eq!(headers["x-tenant"], "t");
+    assert!(
+        headers.values().all(|value| !value.contains('k')),
+        "a client's keys are none of its business: {headers:?}"
+    );
 
     for (answer, metric) in [
         (None, "{reason=\"late\"} 1"),

@@ -55,7 +55,8 @@ def _message(value: object, where: str) -> dict[str, Any]:
     role = value.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         known = ", ".join(sorted(_ROLES))
-        raise RequestError(400, f"{where}.role is {shown(role)}; it must be one of {known}", f"{where}.role")
+        said = "missing" if role is None else shown(role)
+        raise RequestError(400, f"{where}.role is {said}; it must be one of {known}", f"{where}.role")
     tool_calls = value.get("tool_calls")
     content = value.get("content")
     if content is None and role != "assistant":

@@ -189,6 +189,12 @@ impl Answer {
                 value.split(|byte| *byte == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
             })
         };
+        // What `Connection` names was said to this Router only (RFC 9110, section 7.6.1).
+        for name in all(header::CONNECTION).flat_map(|value| value.split(|byte| *byte == b',')) {
+            if let Ok(name) = HeaderName::from_bytes(name.trim_ascii()) {
+                headers.remove(name);
+            }
+        }
         let mut keep = response.version != Some(0) && !says(header::CONNECTION, "close");
         let framing = if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
             Framing::Length(0)

@@ -2,7 +2,7 @@
 //!
 //! Behind a proxy one request must be the same one to both: where two readings of a head are possible, none is taken.
 
-use hyper::header::{self, HeaderMap};
+use hyper::header::{self, HeaderMap, HeaderName};
 use hyper::{Request, Version};
 
 use crate::api::ApiError;
@@ -22,6 +22,26 @@ pub(super) fn fault<B>(request: &Request<B>) -> Option<ApiError> {
         _ => {}
     }
     chunked_twice(headers).then(|| ApiError::malformed("The request's Transfer-Encoding says chunked more than once"))
+}
+
+/// What frames a request was read already, whoever calls it a matter of the connection.
+const FRAMES: [HeaderName; 3] = [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING];
+
+/// Takes out what `Connection` names: it is between the client and this Router only (RFC 9110, section 7.6.1).
+pub(super) fn keep_hop(headers: &mut HeaderMap) {
+    for name in named_by_connection(headers) {
+        if !FRAMES.contains(&name) {
+            headers.remove(name);
+        }
+    }
+}
+
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let names = values.flat_map(|value| value.split(',')).map(str::trim);
+    // These two are in most requests, and name no header that anybody sends.
+    let names = names.filter(|name| !name.eq_ignore_ascii_case("close") && !name.eq_ignore_ascii_case("keep-alive"));
+    names.filter_map(|name| name.parse().ok()).collect()
 }
 
 /// A host name or address, perhaps with a port; empty where the target has none.

@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hyper::body::Incoming;
-use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -32,6 +32,10 @@ use crate::trail::{Stage, Trail};
 
 /// Text of a request that a scheduler outside is shown, in bytes.
 const PICK_TEXT: usize = 16 * 1024;
+
+/// Headers of a client that a scheduler outside has no business with.
+const SECRETS: [HeaderName; 4] =
+    [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, HeaderName::from_static("x-api-key")];
 
 /// Answers one request; every outcome is a response.
 pub(super) async fn handle(core: Arc<Core>, peer: Arc<Peer>, request: Request<Incoming>) -> Response<Body> {
@@ -119,6 +123,7 @@ fn check(
             trail.note(|notes| notes.key = Some(client.account.name().to_owned()));
         }
     }
+    head::keep_hop(request.headers_mut());
     if core.door.is_locked() {
         // It is this Router's key, and no engine's.
         request.headers_mut().remove(header::AUTHORIZATION);
@@ -486,8 +491,7 @@ fn pick_text(raw: &[u8]) -> String {
 fn pick_request(headers: &HeaderMap, text: String) -> PickRequest {
     let headers: BTreeMap<String, String> = headers
         .iter()
-        // A scheduler has no business with the client's key.
-        .filter(|(name, _)| *name != header::AUTHORIZATION && *name != header::COOKIE)
+        .filter(|(name, _)| !SECRETS.contains(name))
         .filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())))
         .collect();
     PickRequest { text, headers }
