@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,20 @@ class TestAnswers:
             ]
 
         run(scenario)
+
+    def test_a_log_probability_of_minus_infinity_is_the_floor_and_what_is_none_is_refused(self) -> None:
+        def entry(logprob: float) -> dict[str, Any]:
+            return {"token": "a", "logprob": logprob, "bytes": [97], "top_logprobs": [{"token": "b", "logprob": -1.5}]}
+
+        delta = Delta("a", logprobs={"content": [entry(-math.inf), entry(-0.25)], "refusal": None})
+        assert delta.logprobs is not None
+        assert [one["logprob"] for one in delta.logprobs["content"]] == [-9999.0, -0.25]
+        assert delta.logprobs["content"][0]["top_logprobs"] == [{"token": "b", "logprob": -1.5}]
+        ring: list[Any] = [-math.inf]
+        ring.append(ring)
+        for bad in ({"content": [entry(math.nan)]}, {"content": [entry(math.inf)]}, {"content": ring}, {"content": {1}}):
+            with pytest.raises(ValueError, match="logprobs cannot be written as JSON"):
+                Delta("a", logprobs=bad)
 
     @pytest.mark.parametrize(("gather", "messages"), [(60.0, [3]), (0.0, [2, 1])])
     def test_s2_an_answer_that_nobody_sees_before_it_is_whole_is_one_message_if_it_comes_soon(

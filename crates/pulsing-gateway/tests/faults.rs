@@ -224,12 +224,15 @@ async fn a_worker_that_comes_back_within_the_wait_serves_the_request() {
 #[tokio::test]
 async fn without_a_worker_the_503_says_what_there_is() {
     let cluster = FakeCluster::new();
-    cluster.worker_with("my-llm", &[("kind", "router")], hello);
+    cluster.worker_with("system/python_actor_service", &[("kind", "actor")], hello);
     let gateway = cluster.gateway(|config| config.worker_name = "gpu".into()).await;
+    let message = post(&gateway, "/v1/chat/completions", CHAT).await.body;
+    assert!(message.contains("start a worker with --seeds"), "what each node has is nobody's worker: {message}");
+    cluster.worker_with("my-llm", &[("kind", "router")], hello);
     let response = post(&gateway, "/v1/chat/completions", CHAT).await;
     let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
     assert_eq!((response.status, response.headers.contains_key("retry-after")), (503, true));
-    for part in ["No available workers", "\"gpu\"", "my-llm (router)"] {
+    for part in ["No available workers", "\"gpu\"", "Names in the cluster: my-llm (router)."] {
         assert!(message.contains(part), "{part} in {message}");
     }
     assert_eq!(get(&gateway, "/ready").await.status, 503);

@@ -11,6 +11,8 @@ use crate::api::Api;
 
 /// Names listed in a 503 before it says how many more there are.
 pub(super) const NAMES_SHOWN: usize = 20;
+/// What names of a node's own begin with.
+const INNER: &str = "system/";
 
 /// The Workers at one moment.
 #[derive(Debug, Default)]
@@ -272,12 +274,15 @@ impl Snapshot {
                 strangers.iter().take(4).cloned().collect::<Vec<_>>().join(", ")
             );
         }
-        if names == 0 {
+        // Each node has some of its own, which nobody looks for.
+        let (inner, first): (Vec<_>, Vec<_>) = first.iter().partition(|one| one.name.starts_with(INNER));
+        let names = names.saturating_sub(inner.len());
+        if first.is_empty() {
             text.push_str(" No names exist in the cluster yet: start a worker with --seeds pointing at this cluster.");
             return text;
         }
         let kind = |one: &Instance| one.metadata.get("kind").map_or("actor", String::as_str).to_owned();
-        let shown: Vec<String> = first.iter().map(|one| format!("{} ({})", one.name, kind(one))).collect();
+        let shown: Vec<String> = first.into_iter().map(|one| format!("{} ({})", one.name, kind(one))).collect();
         let _ = write!(text, " Names in the cluster: {}", shown.join(", "));
         if names > shown.len() {
             let _ = write!(text, " and {} more", names - shown.len());

@@ -7,7 +7,12 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyFloat, PyList, PyString, PyTuple};
+
+/// OpenAI's sentinel for a token that is very unlikely.
+const LOGPROB_FLOOR: f64 = -9999.0;
+/// How deep log probabilities are looked into: a list of tokens, of their likes, of their bytes; and no cycle.
+const LOGPROB_DEPTH: u32 = 8;
 
 fn malformed(message: String) -> PyErr {
     PyValueError::new_err(message)
@@ -223,7 +228,7 @@ impl Delta {
             index,
             text,
             token_ids,
-            logprobs_json: json_text("logprobs", logprobs)?,
+            logprobs_json: logprobs_text(logprobs)?,
             tool_calls_json: json_text("tool_calls", tool_calls)?,
             reasoning: reasoning.unwrap_or_default(),
             finish_reason: finish_reason.unwrap_or_default(),
@@ -289,6 +294,38 @@ fn json_text(what: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<String> {
     match dumps.call((value,), Some(&options)) {
         Ok(text) => text.extract(),
         Err(error) => Err(malformed(format!("{what} cannot be written as JSON: {error}"))),
+    }
+}
+
+/// [`json_text`] of log probabilities, where -inf becomes [`LOGPROB_FLOOR`].
+fn logprobs_text(value: Option<&Bound<'_, PyAny>>) -> PyResult<String> {
+    match (json_text("logprobs", value), value) {
+        // Seldom: looked for only where it stands in the way.
+        (Err(error), Some(value)) => match floored(value, LOGPROB_DEPTH) {
+            Ok(floored) => json_text("logprobs", Some(&floored)),
+            Err(_) => Err(error),
+        },
+        (text, _) => text,
+    }
+}
+
+/// The same dicts and lists with [`LOGPROB_FLOOR`] for each -inf in them.
+fn floored<'py>(value: &Bound<'py, PyAny>, depth: u32) -> PyResult<Bound<'py, PyAny>> {
+    let Some(depth) = depth.checked_sub(1) else { return Err(malformed("logprobs are nested too deeply".to_owned())) };
+    if let Ok(items) = value.cast::<PyDict>() {
+        let copy = PyDict::new(value.py());
+        for (key, item) in items.iter() {
+            copy.set_item(key, floored(&item, depth)?)?;
+        }
+        return Ok(copy.into_any());
+    }
+    if let Ok(items) = value.cast::<PyList>() {
+        let copy: Vec<_> = items.iter().map(|item| floored(&item, depth)).collect::<PyResult<_>>()?;
+        return Ok(PyList::new(value.py(), copy)?.into_any());
+    }
+    match value.cast::<PyFloat>() {
+        Ok(number) if number.value() == f64::NEG_INFINITY => Ok(PyFloat::new(value.py(), LOGPROB_FLOOR).into_any()),
+        _ => Ok(value.clone()),
     }
 }
 
