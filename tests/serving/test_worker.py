@@ -67,9 +67,9 @@ class TestAnswers:
         assert delta.logprobs["content"][0]["top_logprobs"] == [{"token": "b", "logprob": -1.5}]
         ring: list[Any] = [-math.inf]
         ring.append(ring)
-        for bad in ({"content": [entry(math.nan)]}, {"content": [entry(math.inf)]}, {"content": ring}, {"content": {1}}):
+        for bad in ([entry(math.nan)], [entry(math.inf)], ring, {1}):
             with pytest.raises(ValueError, match="logprobs cannot be written as JSON"):
-                Delta("a", logprobs=bad)
+                Delta("a", logprobs={"content": bad})
 
     @pytest.mark.parametrize(("gather", "messages"), [(60.0, [3]), (0.0, [2, 1])])
     def test_s2_an_answer_that_nobody_sees_before_it_is_whole_is_one_message_if_it_comes_soon(
