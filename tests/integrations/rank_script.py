@@ -20,6 +20,17 @@ def say(**what: object) -> None:
         out.write(line)
 
 
+def all_wrote(life: str | None = None) -> None:
+    """Waits until every rank has written what it saw, in this life of the job, and so needs nobody any more."""
+    deadline = time.monotonic() + 30
+    while True:
+        rows = [json.loads(line) for line in OUT.read_text().splitlines()]
+        if len({row["rank"] for row in rows if row.get("restart") == life}) == int(os.environ["WORLD_SIZE"]):
+            return
+        assert time.monotonic() < deadline, f"not all have written: {rows}"
+        time.sleep(0.02)
+
+
 @pul.remote
 class Rank:
     def __init__(self, rank: int) -> None:
@@ -66,11 +77,9 @@ async def before_and_after() -> None:
 async def one_dies() -> None:
     """In the job's first life rank 1 is killed when all have joined."""
     await join(await pul.init_inside_torchrun())
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        # Nobody may be gone before all have written.
-        await Rank.spawn(0, name=f"wrote/{os.environ['RANK']}")
-        for one in range(int(os.environ["WORLD_SIZE"])):
-            await pul.resolve(f"wrote/{one}", timeout=30)
+    life = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    await asyncio.to_thread(all_wrote, life)
+    if life == "0":
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         await asyncio.Event().wait()
@@ -116,6 +125,7 @@ def bootstrapped() -> None:
     system = pul.get_system()
     secret = system.config.passphrase is not None
     say(ready=ready, cluster=system.config.cluster, secret=secret, members=len(pul.sync.run(system.members)))
+    all_wrote()
     pul.bootstrap.stop()
 
 
