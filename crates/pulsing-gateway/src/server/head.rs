@@ -28,7 +28,7 @@ pub(super) fn fault<B>(request: &Request<B>) -> Option<ApiError> {
 const FRAMES: [HeaderName; 3] = [header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING];
 
 /// Takes out what `Connection` names: it is between the client and this Router only (RFC 9110, section 7.6.1).
-pub(super) fn keep_hop(headers: &mut HeaderMap) {
+pub(super) fn drop_hop_by_hop(headers: &mut HeaderMap) {
     for name in named_by_connection(headers) {
         if !FRAMES.contains(&name) {
             headers.remove(name);

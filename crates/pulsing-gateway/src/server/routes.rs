@@ -123,7 +123,7 @@ fn check(
             trail.note(|notes| notes.key = Some(client.account.name().to_owned()));
         }
     }
-    head::keep_hop(request.headers_mut());
+    head::drop_hop_by_hop(request.headers_mut());
     if core.door.is_locked() {
         // It is this Router's key, and no engine's.
         request.headers_mut().remove(header::AUTHORIZATION);
